@@ -16,10 +16,10 @@ from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgume
 from weft.base.observing.logs import get_logger
 from weft.llm.beams import BeamSearch
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
-from weft.llm.kv_transfer import HELD, RELEASED, KvTransfers
+from weft.llm.kv_transfer import KvTransfers
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.lora import LoraBank
-from weft.llm.request import Delta, EngineRequest, StepLogprobs
+from weft.llm.request import HELD, RELEASED, Delta, EngineRequest, StepLogprobs
 from weft.llm.runner import ModelRunner, RunnerLostError, StepTokens
 from weft.llm.scheduler.blocks import BlockPool, OffloadTier
 from weft.llm.scheduler.plan import ForwardPlan

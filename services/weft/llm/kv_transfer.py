@@ -1,11 +1,10 @@
 """Blocks that one engine computes and another goes on with: leases, and copies by hash. ``KvTransfers``.
 
-The engine that computes a prompt holds its blocks (``hold``) and copies them out (``read``). The engine that goes on
-holds those that it has (``begin``) and takes in the others (``write``): its request finds them in the prefix cache.
-Both ``end`` their leases. How bytes travel between the two is not known here.
+The engine that computes a prompt holds its blocks and copies them out (``read``). The engine that goes on holds those
+that it has and takes in the others (``write``), so that its request finds them in the prefix cache.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -16,8 +15,6 @@ from weft.llm.request import EngineRequest
 from weft.llm.runner import ModelRunner
 from weft.llm.scheduler.blocks import BlockPool
 
-#: Finish reasons of deltas of a request with ``hold_s``: after its first token, and when its lease has ended.
-HELD, RELEASED = "held", "released"
 #: Leases hold at most this share of all blocks, besides those of the latest lease; the oldest ends first.
 _MAX_SHARE = 0.5
 #: This share of all blocks stays free when blocks are taken in.
@@ -43,7 +40,7 @@ class KvTransfers:
     Attributes:
         block_bytes: Size of a block; 0: blocks cannot be copied.
         num_expired: Leases that ended at their deadline.
-        num_read: Blocks copied out; ``num_written``: blocks taken in.
+        num_bytes: Copied out and taken in.
     """
 
     def __init__(self, pool: BlockPool, runner: ModelRunner | None, on_end: Callable[[EngineRequest], None]) -> None:
@@ -52,20 +49,17 @@ class KvTransfers:
         self.block_bytes = 0 if runner is None else runner.block_bytes
         self._on_end = on_end
         self._leases: dict[EngineRequest, _Lease] = {}  # the oldest first
-        self.num_expired = self.num_read = self.num_written = 0
+        self.num_expired = self.num_bytes = 0
 
     @property
     def num_open(self) -> int:
         """Leases that have not ended. Any thread."""
         return len(self._leases)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes copied out and taken in. Any thread."""
-        return (self.num_read + self.num_written) * self.block_bytes
-
     def hold(self, request: EngineRequest, hashes: Sequence[bytes], deadline_ns: int) -> list[bytes]:
         """Hold the cached blocks that tokens behind those of ``hashes`` read; returns the hashes of missing ones."""
+        if request.is_cancelled:
+            return []
         pool = self._pool
         lease = self._leases.setdefault(request, _Lease(deadline_ns))
         needed = hashes[pool.window.num_behind(len(hashes) * pool.block_size) :]
@@ -74,10 +68,6 @@ class KvTransfers:
         pool.acquire(found)
         self._keep(lease, found)
         return [each for each, block in blocks.items() if block is None and each not in pool.tier]
-
-    def begin(self, request: EngineRequest, deadline_ns: int) -> list[bytes]:
-        """``hold`` for a request that is not enqueued yet."""
-        return [] if request.is_cancelled else self.hold(request, request.block_hashes, deadline_ns)
 
     def write(self, request: EngineRequest, hashes: Sequence[bytes], data: bytes) -> bool:
         """Take in the blocks of ``hashes``, and hold them for the request.
@@ -95,14 +85,15 @@ class KvTransfers:
         runner.write_blocks(blocks, rows if len(new) == len(rows) else rows[new], pool.tier.take())
         for block, index in zip(blocks, new, strict=True):
             pool.commit(block, hashes[index])
-        self.num_written += len(blocks)
+        self.num_bytes += len(blocks) * self.block_bytes
         self._keep(lease, blocks)
         return True
 
-    def read(self, hashes: Iterable[bytes]) -> bytes:
-        """Contents of the blocks of the leading ``hashes`` that are cached, one behind the other."""
-        blocks = [block for block in takewhile(lambda block: block is not None, map(self._pool.find, hashes)) if block]
-        self.num_read += len(blocks)
+    def read(self, hashes: Sequence[bytes], most_bytes: int) -> bytes:
+        """Contents of the blocks of the leading ``hashes`` that are cached, one behind the other; at least of one."""
+        found = map(self._pool.find, hashes[: max(most_bytes // max(self.block_bytes, 1), 1)])
+        blocks = [block for block in takewhile(lambda block: block is not None, found) if block]
+        self.num_bytes += len(blocks) * self.block_bytes
         return b"" if self._runner is None else read_blocks(self._runner.kv, blocks)
 
     def end(self, request: EngineRequest) -> None:
@@ -112,6 +103,11 @@ class KvTransfers:
             self._pool.held.subtract(lease.blocks)
             self._pool.free(lease.blocks)
             self._on_end(request)
+
+    def release(self, lease: str) -> None:
+        """End a lease by its name; no effect if it has ended."""
+        for request in [request for request in self._leases if lease and request.lease == lease]:
+            self.end(request)
 
     def end_oldest(self) -> bool:
         """End the oldest lease; False if there is none."""

@@ -167,12 +167,6 @@ class EngineMetrics:
         for (last_ns, num_new), count in previous.items():
             self.itl.observe((now_ns - last_ns) / 1e9 / num_new, count=count)
 
-    def record_transfer(self, outcome: str, seconds: float) -> None:
-        """Record the end of a fetch."""
-        self.transfers[outcome] += 1
-        if outcome == "complete":
-            self.transfer_time.observe(seconds)
-
     def record_end(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
         """Record the end of a request."""
         timeline = self._timelines.pop(request)

@@ -22,6 +22,8 @@ UNLIMITED_TOKENS = _INT32_MAX
 _INT64_MAX = 2**63 - 1
 #: Value of ``SamplingParams.speculation`` for no drafts at all.
 NO_SPECULATION = "none"
+#: Finish reasons of deltas of a request with ``hold_s``: after its first token, and when its lease has ended.
+HELD, RELEASED = "held", "released"
 
 #: Smallest and largest value of every number.
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -396,6 +398,7 @@ class EngineRequest:
         slo_tpot_ms: Time-per-output-token objective, for goodput, in milliseconds; 0: the engine's.
         hold_s: Above 0: end after the first token, with the finish reason ``HELD``, and keep the blocks of the prompt
             for so long; the last delta then says ``RELEASED``. For one choice, of which more tokens may come.
+        lease: Name of that lease; nobody can guess it.
         is_cancelled: Set by ``Engine.cancel``; no further delta is delivered.
         block_hashes: Hashes of the leading full blocks of the prompt, as far as they are known. Owned by the engine.
         unique_prompt_ids: Tokens of the prompt, each once, where penalties need them; None: unknown. Owned by the
@@ -417,6 +420,7 @@ class EngineRequest:
     slo_ttft_ms: float = 0.0
     slo_tpot_ms: float = 0.0
     hold_s: float = 0.0
+    lease: str = ""
     is_cancelled: bool = False
     block_hashes: list[bytes] = field(default_factory=list)
     unique_prompt_ids: npt.NDArray[np.int32] | None = None

@@ -233,9 +233,7 @@ class ModelRunner:
             self._state.update(plan)
             return self._compute(plan)
 
-    def write_blocks(
-        self, blocks: Sequence[int], rows: npt.NDArray[np.uint8], saves: BlockTransfers | None = None
-    ) -> None:
+    def write_blocks(self, blocks: Sequence[int], rows: npt.NDArray[np.uint8], saves: BlockTransfers | None) -> None:
         """Save to the second tier, then set the contents of blocks, ``[len(blocks), block_bytes]``; between steps."""
         if saves is not None and self._store is not None:
             self._store.run(self.kv, saves)

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple
 
 from weft.base.core import InferCall, InferResult
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError
@@ -29,17 +28,11 @@ _PIECE_S = 10.0
 _HASH_BYTES = 16
 _HASHES, _BLOCKS = "hashes", "blocks"
 
-
-class BlockSource(NamedTuple):
-    """An engine that gives blocks. Both functions are called on the event loop, and do not block.
-
-    Attributes:
-        read: Contents of the blocks of the leading hashes that it has, one behind the other.
-        release: Ends a lease; no effect if it is unknown or has ended.
-    """
-
-    read: Callable[[Sequence[bytes]], "Future[bytes]"]
-    release: Callable[[str], None]
+#: Takes in blocks by their hashes; False: they are not wanted any more.
+Write = Callable[[Sequence[bytes], bytes], Awaitable[bool]]
+#: What an engine offers, to be called on the event loop: contents of the blocks of the leading hashes that it has, one
+#: behind the other; and the end of a lease, if there is such a one.
+BlockSource = tuple[Callable[[Sequence[bytes]], "Future[bytes]"], Callable[[str], object]]
 
 
 class BlockExchange:
@@ -63,66 +56,51 @@ class BlockExchange:
         self._asking, self._answering = asyncio.Semaphore(MAX_PIECES), asyncio.Semaphore(MAX_PIECES)
 
     async def answer(self, call: InferCall) -> InferResult:
-        """Answer a question for blocks; one without hashes ends the lease.
-
-        Raises:
-            InvalidArgumentError: The hashes are malformed.
-            NotFoundError: The source is not here, or not any more.
-            UnavailableError: Its engine has stopped.
-        """
+        """Answer a question for blocks; one without hashes ends the lease. Raises a WeftError."""
         token, _, lease = str(call.parameters[SOURCE]).partition(".")
         source = self.sources.get(token)
         if source is None:
-            raise NotFoundError(f"parameter '{SOURCE}' names no engine of this process: it is another one by now")
+            raise NotFoundError(f"parameter '{SOURCE}' names no engine of this process; it is another one by now")
         data = bytes(call.inputs[_HASHES].data) if _HASHES in call.inputs else b""
         if len(data) % _HASH_BYTES or len(data) > PIECE_BYTES:
-            raise InvalidArgumentError(
-                f"input '{_HASHES}' must have hashes of {_HASH_BYTES} bytes, at most {PIECE_BYTES} bytes in all, got "
-                f"{len(data)}"
-            )
+            allowed = f"hashes of {_HASH_BYTES} bytes, at most {PIECE_BYTES} bytes in all"
+            raise InvalidArgumentError(f"input '{_HASHES}' must have {allowed}, got {len(data)}")
         if not data:
-            source.release(lease)
+            source[1](lease)
             return InferResult(call.model_name, "", call.request_id)
         hashes = [data[start : start + _HASH_BYTES] for start in range(0, len(data), _HASH_BYTES)]
         async with self._answering:
-            blocks = await asyncio.wrap_future(source.read(hashes))
+            blocks = await asyncio.wrap_future(source[0](hashes))
         tensor = WireTensor("UINT8", (len(blocks),), blocks)
         return InferResult(call.model_name, "", call.request_id, outputs={_BLOCKS: tensor})
 
-    async def fetch(
-        self,
-        source: str,
-        model: str,
-        hashes: Sequence[bytes],
-        block_bytes: int,
-        write: Callable[[Sequence[bytes], bytes], Awaitable[bool]],
-    ) -> None:
-        """Fetch blocks, then end the lease, also after a failure. ``write`` gets the pieces, in any order.
+    async def fetch(self, source: str, model: str, hashes: Sequence[bytes], block_bytes: int, write: Write) -> None:
+        """Fetch blocks, all or until one does not come; ``write`` gets the pieces, in any order.
 
-        Raises:
-            InvalidArgumentError: The source is not signed with the key of the mesh.
-            ExceptionGroup: A block is missing, ``write`` returned False, or the source cannot be reached.
+        Raises InvalidArgumentError for a wrong signature, else ExceptionGroup: what was asked for has not come whole.
         """
         address, lease = verified_source(self.key, source)
-        question = partial(InferCall, model, parameters={SOURCE: lease})
 
         async def pull(piece: Sequence[bytes]) -> None:
             async with self._asking:
                 tensor = WireTensor("UINT8", (len(piece), _HASH_BYTES), b"".join(piece))
-                data = (await self._ask(address, question(inputs={_HASHES: tensor}))).outputs[_BLOCKS].data
+                question = InferCall(model, parameters={SOURCE: lease}, inputs={_HASHES: tensor})
+                data = (await self._ask(address, question)).outputs[_BLOCKS].data
                 num_blocks = len(data) // block_bytes
                 is_wanted = await write(piece[:num_blocks], data)
             if not is_wanted or num_blocks < len(piece):
                 raise UnavailableError(f"{num_blocks} of {len(piece)} blocks came, or none was wanted any more")
 
         num_each = max(PIECE_BYTES // block_bytes, 1)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for start in range(0, len(hashes), num_each):
-                    group.create_task(pull(hashes[start : start + num_each]))
-        finally:
-            with contextlib.suppress(Exception):  # the lease has a deadline too
-                await self._ask(address, question())
+        async with asyncio.TaskGroup() as group:
+            for start in range(0, len(hashes), num_each):
+                group.create_task(pull(hashes[start : start + num_each]))
+
+    async def release(self, source: str, model: str) -> None:
+        """End the lease of a source, as far as it can be reached; it has a deadline too."""
+        with contextlib.suppress(Exception):
+            address, lease = verified_source(self.key, source)
+            await self._ask(address, InferCall(model, parameters={SOURCE: lease}))
 
     async def close(self) -> None:
         """Close the channels."""

@@ -1,7 +1,6 @@
 """Two engines: one computes prompts and holds their blocks, the other takes the blocks in and goes on."""
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,11 +9,11 @@ import pytest
 from tests.unit.llm.engine_fixture import Answer, assert_clean, make_engine, random_prompts
 
 from weft.llm.engine import Engine
-from weft.llm.kv_transfer import HELD, RELEASED
-from weft.llm.request import EngineRequest
+from weft.llm.request import HELD, RELEASED, EngineRequest
 
 _KEY = b"key of the mesh"
 _FOR_LONG_S = 600.0
+_LATE_NS = 1 << 62
 
 
 @contextmanager
@@ -44,7 +43,7 @@ class Prefill:
         assert self.is_held.wait(30)
 
     def read(self, hashes: Sequence[bytes]) -> bytes:
-        return self.engine.transfer(lambda transfers: transfers.read(hashes)).result(30)
+        return self.engine.transfer(lambda transfers: transfers.read(hashes, 1 << 20)).result(30)
 
     def end(self) -> None:
         self.engine.transfer(lambda transfers: transfers.end(self.answer.request)).result(30)
@@ -56,7 +55,7 @@ class Prefill:
 
 def fetch(engine: Engine, request: EngineRequest, source: Prefill, *, num_pieces: int = 1_000) -> bool:
     """Take in the first blocks that the request lacks, one by one; whether all were wanted."""
-    missing = engine.transfer(lambda transfers: transfers.begin(request, time.monotonic_ns() + 10**12)).result(30)
+    missing = engine.transfer(lambda transfers: transfers.hold(request, request.block_hashes, _LATE_NS)).result(30)
     return all(write(engine, request, [block_hash], source.read([block_hash])) for block_hash in missing[:num_pieces])
 
 
@@ -168,7 +167,7 @@ def test_late_blocks_are_ignored() -> None:
         assert not write(second, answer.request, hashes, data), "the request is over"
         second.enqueue(answer.request)
         assert b"" == source.read([bytes(16), *hashes])
-        assert second.transfer(lambda transfers: transfers.begin(answer.request, 1)).result(30) == []
+        assert [] == second.transfer(lambda transfers: transfers.hold(answer.request, hashes, _LATE_NS)).result(30)
 
 
 def test_leases_give_way() -> None:

@@ -283,11 +283,6 @@ class LlmBackend(Backend):
         )
         cancel = partial(engine.cancel, engine_request)
         source = transfers.prepare(engine_request, generation_request, request.call.parameters)
-
-        def on_done() -> None:
-            request.forget(cancel)
-            transfers.forget(source)
-
         generation = Generation(
             request,
             generation_request,
@@ -295,16 +290,16 @@ class LlmBackend(Backend):
             sink,
             finish=partial(engine.finish, engine_request),
             cancel=cancel,
-            on_done=on_done,
+            on_done=partial(request.forget, cancel),
             source=source,
         )
         if request.stream is not None:
             request.stream.on_taken = partial(output.on_response_taken, generation)
         request.when_cancelled(cancel)
         try:
-            transfers.submit(engine_request, request.call.parameters, generation)
+            transfers.submit(engine_request, request.call.parameters, generation.events)
         except WeftError:
-            on_done()
+            request.forget(cancel)
             raise
 
     def _lose(self, error: WeftError) -> None:

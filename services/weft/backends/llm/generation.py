@@ -14,8 +14,7 @@ from weft.backends.llm.tensors import GenerationRequest
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.tensors import Array
-from weft.llm.kv_transfer import HELD, RELEASED
-from weft.llm.request import Delta, SamplingParams, StepLogprobs, TokenLogprobs
+from weft.llm.request import HELD, RELEASED, Delta, SamplingParams, StepLogprobs, TokenLogprobs
 from weft.serving.detokenizer import Demand, StopStrings, enough_of
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Work
 from weft.v2.protocol.handover import HANDOVER
@@ -202,11 +201,10 @@ class Generation:
         finish: Finishes a choice in the engine, by its index.
         cancel: Cancels the request in the engine.
         on_done: Called after the final response was sent.
-        source: Where the blocks of the prompt are, for a request that is handed over after its first token; "": it is
-            not.
+        source: Where blocks of the prompt are, if the request is handed over after its first token; else "".
 
     Attributes:
-        transfer: Start and end of the fetch of blocks, by ``time.monotonic_ns``, 0 for none; and its bytes.
+        events: Of its span: name, time, attributes.
     """
 
     def __init__(
@@ -221,7 +219,7 @@ class Generation:
         on_done: Callable[[], None],
         source: str = "",
     ) -> None:
-        self.transfer = 0, 0, 0
+        self.events: list[tuple[str, int, Mapping[str, Any]]] = []
         self._source = source
         self._is_held = False
         self._request = request
@@ -267,8 +265,7 @@ class Generation:
         has_ended = bool(choice.finish_reason)
         choice.add(delta)
         if choice.finish_reason and not (has_ended or delta.finish_reason):
-            # At a stop string, which the engine does not know.
-            self._cancel() if self._is_held else self._finish(delta.choice)
+            self._cancel() if self._is_held else self._finish(delta.choice)  # at a stop string: the engine goes on
 
     def on_response_taken(self) -> None:
         """Count a response that the client has read."""
@@ -357,13 +354,9 @@ class Generation:
                 attributes[f"gen_ai.request.{name}"] = value
         if self._request.call.request_id:
             attributes["gen_ai.response.id"] = self._request.call.request_id
-        events: list[tuple[str, int, Mapping[str, Any]]] = []
+        events = self.events[:]
         if self._first_token_ns:
             events.append(("first_token", self._first_token_ns, {}))
-        start_ns, end_ns, num_bytes = self.transfer
-        if end_ns:
-            seconds = (end_ns - start_ns) / 1e9
-            events.append(("kv_transfer", end_ns, {"weft.kv.bytes": num_bytes, "weft.kv.seconds": seconds}))
         events += [("response", at_ns, {"gen_ai.usage.output_tokens": num}) for at_ns, num in tuple(self._responses)]
         return Work(f"{_OPERATION} {self._request.call.model_name}", attributes, events)
 

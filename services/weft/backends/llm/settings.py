@@ -13,10 +13,9 @@ from weft.serving.backends.parameters import ParameterReader
 from weft.v2.protocol.handover import DEFAULT_MIN_TOKENS, MIN_TOKENS, ROLE, ROLES
 
 _MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION = "max_text_bytes", "load_format", "generation_config"
-_METRIC_NAMES, _KV_EVENTS = "metric_names", "kv_events"
-_LEASE_MS, _TRANSFER_MS = "kv_lease_ms", "kv_transfer_timeout_ms"
+_METRIC_NAMES, _KV_EVENTS, _TRANSFER_MS = "metric_names", "kv_events", "kv_transfer_timeout_ms"
 _FOR_ROUTERS = (MIGRATION_PARAMETER, ROLE, MIN_TOKENS)
-_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION, _METRIC_NAMES, _KV_EVENTS, _LEASE_MS, _TRANSFER_MS, *_FOR_ROUTERS)
+_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT, _GENERATION, _METRIC_NAMES, _KV_EVENTS, _TRANSFER_MS, *_FOR_ROUTERS)
 #: Ageing of the model's queue, which the engine applies as well.
 _AGING = "priority_aging_us"
 #: Fields of ``EngineConfig`` that are set by other parts of the configuration.
@@ -36,7 +35,6 @@ class Settings(NamedTuple):
         metric_names: Conventions by whose names metrics are exported besides our own.
         mesh_key: As of ``ModelContext``.
         role: One of ``ROLES``.
-        kv_lease_ms: How long blocks are held for another replica, or for a request that has not begun.
         kv_transfer_timeout_ms: How long a request waits for blocks.
         kv_events: Where and how to publish events of cached blocks; None: nowhere.
     """
@@ -48,7 +46,6 @@ class Settings(NamedTuple):
     metric_names: tuple[str, ...] = ()
     mesh_key: str = ""
     role: str = "both"
-    kv_lease_ms: int = 30_000
     kv_transfer_timeout_ms: int = 5_000
     kv_events: KvEventsConfig | None = None
 
@@ -67,7 +64,7 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
     metric_names = reader.choices(_METRIC_NAMES, "weft", ("weft", *CONVENTIONS))
     role = reader.choice(ROLE, "both", ROLES)
     reader.integer(MIN_TOKENS, DEFAULT_MIN_TOKENS, minimum=1)  # the router's
-    times_ms = (reader.integer(_LEASE_MS, 30_000, minimum=1), reader.integer(_TRANSFER_MS, 5_000, minimum=1))
+    transfer_ms = reader.integer(_TRANSFER_MS, 5_000, minimum=1)
     events_text, kv_events = reader.text(_KV_EVENTS, ""), None
     if events_text:
         try:
@@ -100,4 +97,4 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
         )
     names = tuple(name for name in metric_names if name in CONVENTIONS)
     flags = load_format == "safetensors", generation == "auto"
-    return Settings(engine, max_text_bytes, *flags, names, model.mesh_key, role, *times_ms, kv_events)
+    return Settings(engine, max_text_bytes, *flags, names, model.mesh_key, role, transfer_ms, kv_events)

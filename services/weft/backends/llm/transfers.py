@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.backends.llm.settings import Settings
 from weft.backends.llm.tensors import GenerationRequest
@@ -12,21 +12,17 @@ from weft.base.core import Parameters
 from weft.base.observing.logs import get_logger
 from weft.llm.request import EngineRequest
 from weft.serving.backends.base import ModelContext
-from weft.serving.block_exchange import BlockExchange, BlockSource
+from weft.serving.block_exchange import PIECE_BYTES, BlockExchange
 from weft.v2.protocol.handover import LEASE, ROLE, SOURCE
 
-if TYPE_CHECKING:
-    from weft.backends.llm.generation import Generation
+#: How long blocks are held for another replica, or for a request, in seconds.
+LEASE_S = 30.0
 
 _LOG = get_logger("weft.model.llm")
 
 
 class BlockTransfers:
-    """Answers for the blocks of one engine, and fetches blocks for its requests.
-
-    Raises:
-        InvalidArgumentError: The role needs what the engine or the service does not have.
-    """
+    """Answers for the blocks of one engine, and fetches others. Raises InvalidArgumentError for an impossible role."""
 
     def __init__(self, engine: Any, model: ModelContext, settings: Settings) -> None:
         fault = ""
@@ -42,10 +38,11 @@ class BlockTransfers:
         self._settings = settings
         self._exchange: BlockExchange | None = model.blocks if model.mesh_key else None
         self._token = token_hex(16)
-        self._leases: dict[str, EngineRequest] = {}
         if self._exchange is not None:
-            read = lambda hashes: engine.transfer(lambda transfers: transfers.read(hashes))  # noqa: E731
-            self._exchange.sources[self._token] = BlockSource(read, self._release)
+            self._exchange.sources[self._token] = (
+                lambda hashes: engine.transfer(lambda transfers: transfers.read(hashes, PIECE_BYTES)),
+                lambda lease: engine.transfer(lambda transfers: transfers.release(lease)),
+            )
 
     def close(self) -> None:
         """Answer no more questions."""
@@ -53,38 +50,25 @@ class BlockTransfers:
             self._exchange.sources.pop(self._token, None)
 
     def prepare(self, request: EngineRequest, generation_request: GenerationRequest, parameters: Parameters) -> str:
-        """Have a request end after its first token, if it asks for that and can.
-
-        Returns:
-            The source of its blocks, for ``HANDOVER``; "" if it does not hand over.
-        """
-        settings = self._settings
+        """Have a request end after its first token, if it asks for that and can; returns the ``HANDOVER``, or ""."""
         is_single = generation_request.is_streamed and request.params.n == 1 and not request.resume_token_ids
-        if settings.role == "prefill" and parameters.get(LEASE) is True and is_single:
-            request.hold_s = settings.kv_lease_ms / 1e3
-            lease = token_hex(16)
-            self._leases[lease] = request
-            return f"{self._token}.{lease}"
+        if self._settings.role == "prefill" and parameters.get(LEASE) is True and is_single:
+            request.hold_s, request.lease = LEASE_S, token_hex(16)
+            return f"{self._token}.{request.lease}"
         return ""
 
-    def forget(self, source: str) -> None:
-        """Forget the lease of a request that has ended."""
-        self._leases.pop(source.rpartition(".")[2], None)
-
-    def submit(self, request: EngineRequest, parameters: Parameters, generation: "Generation") -> None:
-        """Submit a request, first fetching the blocks that it may; what does not come is computed. Raises WeftError."""
+    def submit(self, request: EngineRequest, parameters: Parameters, events: list[Any]) -> None:
+        """Submit a request, once the blocks that it may fetch have come or not; ``events`` are of its span."""
         self._engine.prepare(request)
         if self._exchange is None or SOURCE not in parameters:
             self._engine.enqueue(request)
         else:
-            fetch = self._fetch(self._exchange, request, str(parameters[SOURCE]), generation)
+            fetch = self._fetch(self._exchange, request, str(parameters[SOURCE]), events)
             asyncio.run_coroutine_threadsafe(fetch, self._exchange.loop)
 
-    async def _fetch(
-        self, exchange: BlockExchange, request: EngineRequest, source: str, generation: "Generation"
-    ) -> None:
+    async def _fetch(self, exchange: BlockExchange, request: EngineRequest, source: str, events: list[Any]) -> None:
         engine, start_ns, num_bytes, outcome = self._engine, time.monotonic_ns(), 0, "failed"
-        lease_end_ns = start_ns + self._settings.kv_lease_ms * 1_000_000
+        lease_end_ns = start_ns + int(LEASE_S * 1e9)
         block_bytes = engine.transfers.block_bytes
 
         async def write(hashes: Sequence[bytes], data: bytes) -> bool:
@@ -96,8 +80,8 @@ class BlockTransfers:
             timeout_s = min(timeout_s, (request.deadline_ns - start_ns) / 1e9)
         try:
             async with asyncio.timeout(timeout_s):
-                begin = engine.transfer(lambda transfers: transfers.begin(request, lease_end_ns))
-                missing = await asyncio.wrap_future(begin)
+                hold = engine.transfer(lambda transfers: transfers.hold(request, request.block_hashes, lease_end_ns))
+                missing = await asyncio.wrap_future(hold)
                 await exchange.fetch(source, self._model, missing, block_bytes, write)
             outcome, num_bytes = "complete", len(missing) * block_bytes
         except Exception as error:
@@ -105,11 +89,10 @@ class BlockTransfers:
             _LOG.warning("blocks for request '%s' did not come, they are computed: %r", request.id, error)
         finally:
             end_ns = time.monotonic_ns()
-            generation.transfer = start_ns, end_ns, num_bytes
-            engine.metrics.record_transfer(outcome, (end_ns - start_ns) / 1e9)
+            seconds = (end_ns - start_ns) / 1e9
+            events.append(("kv_transfer", end_ns, {"weft.kv.bytes": num_bytes, "weft.kv.seconds": seconds}))
+            engine.metrics.transfers[outcome] += 1
+            if outcome == "complete":
+                engine.metrics.transfer_time.observe(seconds)
             engine.enqueue(request)
-
-    def _release(self, lease: str) -> None:
-        request = self._leases.pop(lease, None)
-        if request is not None:
-            self._engine.transfer(lambda transfers: transfers.end(request))
+            await exchange.release(source, self._model)

@@ -39,11 +39,11 @@ class MovableStream:
         self._logprob = math.nan
         self._loss: WeftError | None = None
         asked = [output for output in call.outputs if output.name == TOKENS_OUTPUT]
-        self._limit = 0 if any(output.parameters for output in asked) else limit  # they may go elsewhere
-        if self._limit and not asked and call.outputs:
+        self.limit = 0 if any(output.parameters for output in asked) else limit  # they may go elsewhere
+        if self.limit and not asked and call.outputs:
             self._is_hidden = True
             self.call = replace(call, outputs=(*call.outputs, RequestedOutput(TOKENS_OUTPUT, {})))
-        elif self._limit and not asked and _PROMPT not in call.inputs and TOKENS_FLAG not in call.inputs:
+        elif self.limit and not asked and _PROMPT not in call.inputs and TOKENS_FLAG not in call.inputs:
             self._is_hidden = True
             self.call = replace(call, inputs={**call.inputs, TOKENS_FLAG: encode(np.ones(1, np.bool_))})
 
@@ -57,7 +57,7 @@ class MovableStream:
         self.has_begun = self.is_under_way = True
         self._is_over = result.is_final
         tokens = result.outputs.get(TOKENS_OUTPUT)
-        if not self._limit or tokens is None:
+        if not self.limit or tokens is None:
             return result
         self._tokens.frombytes(tokens.data)
         if (logprob := result.outputs.get(CONTINUED_LOGPROB)) is not None:
@@ -77,14 +77,15 @@ class MovableStream:
         if not self.is_under_way and error.is_refused:
             return
         is_full = not self.is_under_way and error.code == ResourceExhaustedError.code
-        if not (is_full or error.code == UnavailableError.code) or self._is_over or self.num_moves >= self._limit:
+        if not (is_full or error.code == UnavailableError.code) or self._is_over or self.num_moves >= self.limit:
             raise error
         self.num_moves += 1
-        self.is_under_way, self._loss = False, error
+        self._loss = error
         self.go_on()
 
     def go_on(self) -> None:
         """Prepare ``call`` to go on behind the tokens so far."""
+        self.is_under_way = False
         inputs = {**self.call.inputs, RESUME_INPUT: encode(np.array(self._tokens, np.int32))}
         more = {} if math.isnan(self._logprob) else {RESUME_LOGPROB: self._logprob}
         self.call = replace(self.call, inputs=inputs, parameters={**self.call.parameters, **more})

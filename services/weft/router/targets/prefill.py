@@ -1,28 +1,19 @@
 """Prefill apart from decode: which requests are split, and the calls that they become. ``SplitCall``."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from weft.base.cancellation import cancel_and_wait
 from weft.base.core import InferCall, InferResult
-from weft.base.errors import WeftError
 from weft.router.targets.replicas import Replica
-from weft.v2.protocol.handover import DEFAULT_MIN_TOKENS, HANDOVER, LEASE, MIN_TOKENS, ROLE, SOURCE, signed_source
+from weft.v2.protocol.handover import DEFAULT_MIN_TOKENS, HANDOVER, LEASE, MIN_TOKENS, SOURCE, signed_source
 
 #: A replica that has so many prompts to compute, or blocks to hand over, gets no more: the others compute theirs.
 MAX_PROMPTS = 8
 #: Bytes of text that count as one token, and of a token id.
 _TOKEN_BYTES = 4
-#: So long after the other replica has answered its word to the first may be on its way, in seconds.
-_GRACE_S = 0.1
 _IDS, _TEXT, _STREAM = "input_ids", "text_input", "stream"
-
-
-def only_prefills(replica: Replica, name: str, version: str) -> bool:
-    """Whether a replica only computes prompts of a model, by the configuration of what it serves."""
-    return _parameter(replica, name, version, ROLE) == "prefill"
 
 
 def is_split(replica: Replica, call: InferCall) -> bool:
@@ -31,11 +22,12 @@ def is_split(replica: Replica, call: InferCall) -> bool:
     prompt = call.inputs.get(_IDS) or call.inputs.get(_TEXT)
     if stream is None or prompt is None or stream.data != b"\1" or replica.num_inflight >= MAX_PROMPTS:
         return False
-    text = _parameter(replica, call.model_name, call.model_version, MIN_TOKENS)
+    text = parameter_of(replica, call.model_name, call.model_version, MIN_TOKENS)
     return len(prompt.data) >= _TOKEN_BYTES * (int(text) if text.isdecimal() else DEFAULT_MIN_TOKENS)
 
 
-def _parameter(replica: Replica, name: str, version: str, parameter: str) -> str:
+def parameter_of(replica: Replica, name: str, version: str, parameter: str) -> str:
+    """A parameter of a model's configuration at a replica; "": there is none."""
     for key, model in replica.models.items():
         parameters = {} if model.config is None else model.config.parameters
         if key[0] == name and version in ("", key[1]) and parameter in parameters:
@@ -46,59 +38,48 @@ def _parameter(replica: Replica, name: str, version: str, parameter: str) -> str
 class SplitCall:
     """One request whose prompt another replica computes; or none, if there is no such replica.
 
-    The call of that replica stays open until the other one has answered, so that its lease ends when the request does.
+    The call of that replica is read until it ends, so that its lease ends with it or when this request does.
     """
 
     def __init__(self, replica: Replica | None, key: str) -> None:
         self.replica = replica
-        self.is_handed_over = False
         self._key = key
         self._source = ""
-        self._lease: asyncio.Task[None] | None = None  # reads the rest of the first replica's call
-        self._goes_on = False
+        self._is_handed_over = False
+        self._held: AsyncGenerator[InferResult, None] | None = None
+        self._reading: asyncio.Task[None] | None = None
 
     def call_for(self, replica: Replica, call: InferCall) -> InferCall:
         """The call to send to a replica: asks the first to hand over, tells the next one once where blocks are."""
-        if replica is self.replica and not self.is_handed_over:
-            return replace(call, parameters={**call.parameters, LEASE: True})
-        if not self._source or self.replica is None:
+        if self.replica is None or (self._is_handed_over and not self._source):
             return call
+        if not self._is_handed_over:
+            return replace(call, parameters={**call.parameters, LEASE: True}) if replica is self.replica else call
         source, self._source = signed_source(self._key, self.replica.address, self._source), ""
         return replace(call, parameters={**call.parameters, SOURCE: source})
 
-    @contextlib.asynccontextmanager
-    async def reading(
-        self, results: AsyncGenerator[InferResult, None]
-    ) -> AsyncIterator[AsyncGenerator[InferResult, None]]:
-        """Close ``results`` in the end, or, if they were handed over, when the lease ends."""
-        try:
-            yield results
-        finally:
-            if self.is_handed_over and self._lease is None:
-                self._lease = asyncio.create_task(_drain(results))
-            else:
-                await results.aclose()
-
     def take(self, result: InferResult) -> bool:
         """Take the handover out of a response; returns whether there was one."""
-        if self._lease is not None and not self._goes_on:  # it has its blocks, or will not need them
-            self._goes_on = True
-            asyncio.get_running_loop().call_later(_GRACE_S, self._lease.cancel)
-        if self.replica is None or self.is_handed_over or HANDOVER not in result.parameters:
+        if self.replica is None or self._is_handed_over or HANDOVER not in result.parameters:
             return False
-        self.is_handed_over, self._source = True, str(result.parameters[HANDOVER])
+        self._is_handed_over, self._source = True, str(result.parameters[HANDOVER])
         result.parameters = {name: value for name, value in result.parameters.items() if name != HANDOVER}
         return True
 
+    async def end(self, results: AsyncGenerator[InferResult, None]) -> None:
+        """Close the results of a call, or, of one that was handed over, read the rest in the background."""
+        if self._is_handed_over and self._held is None:
+            self._held, self._reading = results, asyncio.create_task(_drain(results))
+        else:
+            await results.aclose()
+
     async def close(self) -> None:
         """End the lease, if it has not ended."""
-        if self._lease is not None:
-            await asyncio.wait([self._lease], timeout=_GRACE_S * self._goes_on)
-            await cancel_and_wait([self._lease])
+        if self._held is not None and self._reading is not None:
+            await cancel_and_wait([self._reading])
+            await self._held.aclose()  # it may not have begun to read
 
 
 async def _drain(results: AsyncGenerator[InferResult, None]) -> None:
-    with contextlib.suppress(WeftError):
-        async with contextlib.aclosing(results):
-            async for _ in results:
-                pass
+    async for _ in results:
+        pass

@@ -20,9 +20,10 @@ from weft.router.targets.balancing.prefix import PrefixRule
 from weft.router.targets.balancing.rule import least_outstanding
 from weft.router.targets.ejection import OutlierDetector, Record
 from weft.router.targets.migration import MovableStream
-from weft.router.targets.prefill import SplitCall, is_split, only_prefills
+from weft.router.targets.prefill import SplitCall, is_split, parameter_of
 from weft.router.targets.replicas import Membership, MembershipSettings, Pins, Replica, having, merged
 from weft.router.targets.specification import BalancingPolicy
+from weft.v2.protocol.handover import ROLE
 
 #: Name of what gRPC chooses, in metrics and spans.
 CHOSEN_BY_GRPC = "chosen by gRPC"
@@ -92,7 +93,6 @@ class ReplicatedTarget(Target):
         num_moved: Calls that were not begun and were made at another replica.
         num_repeated: Calls whose replica was lost and that were made again.
         num_migrated: Times that a stream went on at another replica.
-        num_split: Streams whose prompt one replica computed, and that another one went on with.
         prefixes: The rule, if the policy is ``prefix``.
     """
 
@@ -113,7 +113,7 @@ class ReplicatedTarget(Target):
         self.on_change: Callable[[], None] = lambda: None
         self.budget = RetryBudget()
         self.num_moved = 0
-        self.num_repeated = self.num_migrated = self.num_split = 0
+        self.num_repeated = self.num_migrated = 0
         self._mesh_key = mesh_key
         #: Address, model and version of what did not match the others at the last discovery.
         self._mismatched: set[tuple[str, str, str]] = set()
@@ -172,16 +172,17 @@ class ReplicatedTarget(Target):
     @override
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; errors as of ``infer``."""
-        split = self._split(call, context)
-        replica = split.replica or await self._choose(call, context)
-        limit = self._ready_for(call).migration_limit if _sequence_of(call) is None else 0
-        stream = MovableStream(call, limit)
+        replica = await self._choose(call, context)
+        *_, limit, prefills = self._ready_for(call)
+        stream = MovableStream(call, limit if _sequence_of(call) is None else 0)
+        split = self._split(prefills if stream.limit else (), call, context)
+        replica = split.replica or replica
         refused_by: list[Replica] = []
         try:
             while True:
                 try:
-                    sent = split.call_for(replica, stream.call)
-                    async with split.reading(self._stream(replica, sent, context)) as results:
+                    results = self._stream(replica, split.call_for(replica, stream.call), context)
+                    try:
                         async for result in results:
                             is_handed_over = split.take(result)
                             yield stream.take(result)
@@ -189,9 +190,10 @@ class ReplicatedTarget(Target):
                                 break
                         else:
                             return
+                    finally:
+                        await split.end(results)
                     stream.go_on()
                     replica = await self._choose(stream.call, context)
-                    self.num_split += 1
                 except WeftError as error:
                     if stream.is_under_way:
                         refused_by.clear()
@@ -268,13 +270,9 @@ class ReplicatedTarget(Target):
         context.balancing_key = self._key_of(call, context)
         return self._rule(replicas, context.balancing_key)
 
-    def _split(self, call: InferCall, context: CallContext) -> SplitCall:
+    def _split(self, prefills: Sequence[Replica], call: InferCall, context: CallContext) -> SplitCall:
         """Whether and where the prompt of a call is computed apart: by its length, and by the load there."""
-        try:
-            *_, limit, prefills = self._ready_for(call)
-        except _NoReplicaError:
-            limit, prefills = 0, ()
-        if not (prefills and limit and self._mesh_key) or _sequence_of(call) is not None:
+        if not prefills or not self._mesh_key:
             return SplitCall(None, "")
         replica = self._rule(_fresh(prefills, context) or prefills, self._key_of(call, context))
         return SplitCall(replica if is_split(replica, call) else None, self._mesh_key)
@@ -327,7 +325,7 @@ class ReplicatedTarget(Target):
         ejected = [one for one in found if one.is_healthy and self._detector.is_ejected(one.record)]
         last_resort = ejected or [one for one in found if one.is_reachable and not one.is_healthy]
         staying = {one for one in replicas if one.is_healthy and not one.is_leaving}
-        prefills = [one for one in usable if only_prefills(one, name, version)]
+        prefills = [one for one in usable if parameter_of(one, name, version, ROLE) == "prefill"]
         others = [one for one in usable if one not in prefills]
         is_everywhere = staying <= set(found) and not prefills
         limits = (

@@ -35,8 +35,7 @@ def signed_source(key: str, address: str, source: str) -> str:
 
 def verified_source(key: str, text: str) -> tuple[str, str]:
     """Address and source. Raises InvalidArgumentError: the signature is not that of this mesh."""
-    address, _, rest = text.partition(" ")
-    source = rest.partition(" ")[0]
+    address, source, *_ = (*text.split(" "), "")
     signed = signed_source(key, address, source)
     if not key or not hmac.compare_digest(text.encode(errors="replace"), signed.encode(errors="replace")):
         raise InvalidArgumentError(f"parameter '{SOURCE}' is not signed with the key of this mesh")
