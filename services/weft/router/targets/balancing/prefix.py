@@ -81,11 +81,11 @@ def read_prompt(call: "InferCall") -> Prompt | None:
 class PrefixRule:
     """Of the replicas with room, the one that was sent most of the prompt; of several, that with fewest calls.
 
-    Room is bounded twice. Of the calls in flight a replica has at most ``MAX_SHARE`` times the mean, or ``MIN_ROOM``. Of
-    prompts that it knows less than half of, it gets no more while more pieces than ``MAX_SHARE`` times the mean were
-    new to it of late: else a system prompt that all send would bring all sessions to one cache. A prompt whose
-    beginning is new goes to the first in its rendezvous order, so that routers that know nothing of one another agree.
-    What has no prompt goes where ``least_outstanding`` says.
+    Room is bounded twice. A replica has at most ``MAX_SHARE`` times the mean of the calls in flight, or ``MIN_ROOM``.
+    And while more pieces than ``MAX_SHARE`` times the mean were new to it of late, it gets no prompts of which it knows
+    less than half: else a system prompt that all send would bring all sessions to one cache. A prompt whose beginning
+    is new goes to the first in its rendezvous order, so that routers that know nothing of one another agree. What has
+    no prompt goes where ``least_outstanding`` says.
 
     Source:
         V. Mirrokni, M. Thorup, M. Zadimoghaddam, "Consistent hashing with bounded loads", SODA 2018; the memory of
