@@ -81,6 +81,7 @@ def test_processes_with_the_key_have_the_same_hashes(folder: Path) -> None:
     other = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=120, check=True).stdout.strip()
     assert f"{hashes(folder)}|{hashes(folder, adapter='y')}" == other
     assert len(hashes(folder)) == 5
+    assert not set(hashes(folder, adapter="x")) & set(hashes(folder, adapter="y"))
 
 
 def _change_a_byte(folder: Path) -> None:
@@ -111,10 +112,3 @@ def test_what_changes_keys_and_values_changes_all_hashes(folder: Path, name: str
     change(folder)
     assert not set(before) & set(hashes(folder, **options))
     assert (name == "no key") == (hashes(folder, **options) != hashes(folder, **options)), "drawn anew"
-
-
-def test_adapters_have_hashes_of_their_own(folder: Path) -> None:
-    """By their weights: one that replaces another of the same name has others."""
-    first, second = hashes(folder, adapter="x"), hashes(folder, adapter="y")
-    assert not set(first) & set(second)
-    assert second == hashes(folder, adapter="x", adapters="x=b")
