@@ -82,8 +82,8 @@ class PrefixRule:
     """Of the replicas with room, the one that was sent most of the prompt; of several, that with fewest calls.
 
     Room is bounded twice. A replica has at most ``MAX_SHARE`` times the mean of the calls in flight, or ``MIN_ROOM``.
-    And while more pieces than ``MAX_SHARE`` times the mean were new to it of late, it gets no prompts of which it knows
-    less than half: else a system prompt that all send would bring all sessions to one cache. A prompt whose beginning
+    And while more pieces than the mean and this prompt were new to it of late, it gets no prompt of which it knows less
+    than half: else a system prompt that all send would bring all sessions to one cache. A prompt whose beginning
     is new goes to the first in its rendezvous order, so that routers that know nothing of one another agree. What has
     no prompt goes where ``least_outstanding`` says.
 
@@ -121,7 +121,7 @@ class PrefixRule:
         mean = (sum(replica.num_inflight for replica in replicas) + 1) / len(replicas)
         limit = max(ceil(MAX_SHARE * mean), MIN_ROOM)
         idle = [replica for replica in replicas if replica.num_inflight < limit]
-        most_new = MAX_SHARE * fmean(self._num_new[address] for address in addresses) + len(key.pieces)
+        most_new = fmean(self._num_new[address] for address in addresses) + len(key.pieces)
         free = [
             one for one in idle if 2 * known(one) >= len(key.pieces) or self._num_new[one.address] <= most_new
         ] or idle
