@@ -35,7 +35,7 @@ _POLICIES = ("round_robin", "least_outstanding", "prefix")
 _NUM_REPLICAS = 4
 _NUM_SYSTEM_PROMPTS, _SYSTEM_LEN = 6, 384
 _MESSAGE_LENS, _NUM_NEW, _NUM_TURNS = (24, 96), 16, 5
-_STARTS_S, _THINK_S = 12.0, 1.5
+_STARTS_S, _THINK_S = 8.0, 1.0
 
 
 class Answer(NamedTuple):
@@ -136,7 +136,7 @@ def main() -> int:
     """Print one table: time to the first token, hit rate and balance of each policy; medians of the rounds."""
     parser = argparse.ArgumentParser(prog="benchmarks.language_model.balancing", description=__doc__)
     parser.add_argument("--shape", default="toy", choices=SHAPES)
-    parser.add_argument("--sessions", type=int, default=40)
+    parser.add_argument("--sessions", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--kv-tokens", type=int, default=8192, help="of each replica")
     parser.add_argument("--policies", default=",".join(_POLICIES), help=f"some of {','.join(POLICIES)}")

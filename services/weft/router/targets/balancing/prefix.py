@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from math import ceil
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from weft.router.targets.balancing.rule import ReplicaT, least_outstanding, scores
@@ -29,6 +30,8 @@ PIECE_BYTES, MAX_PIECES = 256, 512
 #: Pieces that are remembered: 16 MiB of prompts, in 25 MB of memory; the least recently used go first.
 MAX_REMEMBERED = 65_536
 _MAX_ADDRESSES = 4096
+#: When so many pieces were new to a replica, all counts are halved: a million tokens.
+_MAX_NEW = 16_384
 _LORA = re.compile(rb'"lora_name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 
 
@@ -78,9 +81,11 @@ def read_prompt(call: "InferCall") -> Prompt | None:
 class PrefixRule:
     """Of the replicas with room, the one that was sent most of the prompt; of several, that with fewest calls.
 
-    A replica has room as ``MAX_SHARE`` and ``MIN_ROOM`` say. A prompt whose beginning is new goes
-    to the first in its rendezvous order that has room, so that routers that know nothing of one another agree. What
-    has no prompt goes where ``least_outstanding`` says.
+    Room is bounded twice. A replica has at most ``MAX_SHARE`` times the mean of the calls in flight, or ``MIN_ROOM``.
+    And while more pieces than the mean and this prompt were new to it of late, it gets no prompt of which it knows less
+    than half: else a system prompt that all send would bring all sessions to one cache. A prompt whose beginning
+    is new goes to the first in its rendezvous order, so that routers that know nothing of one another agree. What has
+    no prompt goes where ``least_outstanding`` says.
 
     Source:
         V. Mirrokni, M. Thorup, M. Zadimoghaddam, "Consistent hashing with bounded loads", SODA 2018; the memory of
@@ -91,11 +96,14 @@ class PrefixRule:
     """
 
     def __init__(self, generator: random.Random, *, max_remembered: int = MAX_REMEMBERED) -> None:
+        self._generator = generator
         self._otherwise = least_outstanding(generator)
         self._max_remembered = max_remembered
         #: When each piece was last sent to which address; the least recently used piece first.
         self._sent: OrderedDict[int, dict[str, int]] = OrderedDict()
         self._num_prompts = 0
+        #: Pieces that were new to each address, of late.
+        self._num_new: Counter[str] = Counter()
         #: What was sent to an address until then, it has no more.
         self._lost: dict[str, int] = {}
         self.outcomes = Counter(most=0, load=0, new=0)
@@ -104,22 +112,31 @@ class PrefixRule:
         """See ``Rule``; ``key`` is a ``Prompt``, or anything else for a call without one."""
         if not isinstance(key, Prompt):
             return self._otherwise(replicas, "")
-        mean = (sum(replica.num_inflight for replica in replicas) + 1) / len(replicas)
-        limit = max(ceil(MAX_SHARE * mean), MIN_ROOM)
-        free = [replica for replica in replicas if replica.num_inflight < limit]
         addresses = {replica.address for replica in replicas}
         found = self._find(key, addresses)
-        most = max((found.get(replica.address, (0, 0))[0] for replica in free), default=0)
-        score = scores(key.home)
-        if most:
-            having = [replica for replica in free if found.get(replica.address, (0, 0))[0] == most]
-            chosen = min(having, key=lambda replica: (replica.num_inflight, score(replica)))
+
+        def known(replica: ReplicaT) -> int:
+            return found.get(replica.address, (0, 0))[0]
+
+        mean = (sum(replica.num_inflight for replica in replicas) + 1) / len(replicas)
+        limit = max(ceil(MAX_SHARE * mean), MIN_ROOM)
+        idle = [replica for replica in replicas if replica.num_inflight < limit]
+        most_new = fmean(self._num_new[address] for address in addresses) + len(key.pieces)
+        free = [
+            one for one in idle if 2 * known(one) >= len(key.pieces) or self._num_new[one.address] <= most_new
+        ] or idle
+        num_known = max(map(known, free))
+        if num_known:
+            having = [replica for replica in free if known(replica) == num_known]
+            chosen = min(having, key=lambda replica: (replica.num_inflight, self._generator.random()))
         else:
-            chosen = min(free or replicas, key=score)
+            chosen = min(free, key=scores(key.home))
         longest = max((num_pieces for num_pieces, _ in found.values()), default=0)
-        self.outcomes["new" if not longest else "most" if most == longest else "load"] += 1
-        num_pieces, key.sent = found.get(chosen.address, (0, 0))
-        key.expected = num_pieces * PIECE_BYTES
+        self.outcomes["new" if not longest else "most" if num_known == longest else "load"] += 1
+        key.expected, key.sent = num_known * PIECE_BYTES, found.get(chosen.address, (0, 0))[1]
+        self._num_new[chosen.address] += len(key.pieces) - num_known
+        if self._num_new[chosen.address] > _MAX_NEW:
+            self._num_new = Counter({one: self._num_new[one] // 2 for one in addresses})
         self._remember(key, chosen.address, addresses)
         return chosen
 
