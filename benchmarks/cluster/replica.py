@@ -19,9 +19,9 @@ _CLASSES = 50.0
 class PrefixCache:
     """Names of blocks, the longest unused of which makes room; the end of a chain goes before its beginning."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_tokens: int) -> None:
         self._blocks: dict[int, None] = {}
-        self._num_blocks = num_blocks
+        self._num_tokens = num_tokens
 
     def match(self, blocks: Iterable[int]) -> int:
         """Number of blocks at the beginning of the chain that are there."""
@@ -32,12 +32,12 @@ class PrefixCache:
             found += 1
         return found
 
-    def add(self, blocks: tuple[int, ...]) -> None:
-        """The blocks are there, as the last ones used."""
+    def add(self, blocks: tuple[int, ...], block_tokens: int) -> None:
+        """The blocks are there, as the last ones used; all blocks of a cache are of one size."""
         for block in reversed(blocks):
             self._blocks.pop(block, None)
             self._blocks[block] = None
-        while len(self._blocks) > self._num_blocks:
+        while len(self._blocks) * block_tokens > self._num_tokens:
             del self._blocks[next(iter(self._blocks))]
 
 
@@ -49,14 +49,14 @@ class EngineSettings:
         chunk_tokens: Of a step, prompts' chunks and decoding sequences together.
         mixes: Prompts and decoding sequences share steps; otherwise prompts go first, in steps of their own.
         max_num_seqs: That decode at a time.
-        block_tokens: Of a block of the prefix cache; 0: there is none.
+        has_cache: Beginnings of prompts are kept, and not computed again.
         max_steps: Steps of decoding that one event may stand for; 1 is slow, and gives the same figures.
     """
 
     chunk_tokens: int = 2048
     mixes: bool = True
     max_num_seqs: int = 256
-    block_tokens: int = 0
+    has_cache: bool = True
     max_steps: int = 1 << 30
 
 
@@ -119,8 +119,7 @@ class Replica:
         self.costs = costs
         self._clock, self._settings = clock, settings
         self._on_end, self.on_prompt = on_end, on_prompt
-        num_blocks = costs.num_kv_tokens // settings.block_tokens if settings.block_tokens else 0
-        self.cache = cache or PrefixCache(num_blocks)
+        self.cache = cache or PrefixCache(costs.num_kv_tokens if settings.has_cache else 0)
         self._prompts: list[Progress] = []
         self._running: list[tuple[int, int, Request]] = []
         self._context = 0
@@ -155,9 +154,7 @@ class Replica:
 
     def num_cached(self, request: Request) -> int:
         """Tokens of the prompt whose keys and values are there; the last token is always computed."""
-        size = self._settings.block_tokens
-        if not size:
-            return 0
+        size = request.block_tokens
         return min(self.cache.match(request.blocks[: request.num_prompt // size]) * size, request.num_prompt - 1)
 
     def _admit(self) -> None:
@@ -240,8 +237,7 @@ class Replica:
     def _computed(self, request: Request) -> None:
         """The first token of the answer is there."""
         request.first_s = self._clock.now_ns / _NS
-        if size := self._settings.block_tokens:
-            self.cache.add(request.blocks[: request.num_prompt // size])
+        self.cache.add(request.blocks[: request.num_prompt // request.block_tokens], request.block_tokens)
         if self.on_prompt:
             self.on_prompt(self, request)
         elif request.num_output == 1:
@@ -256,6 +252,5 @@ class Replica:
 
     def _complete(self, request: Request) -> None:
         request.end_s = self._clock.now_ns / _NS
-        if self._settings.block_tokens:
-            self.cache.add(request.blocks)
+        self.cache.add(request.blocks, request.block_tokens)
         self._on_end(request)

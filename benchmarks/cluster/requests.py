@@ -19,6 +19,7 @@ class Request:
         blocks: Names of the full blocks of prompt and answer, each of which stands for all tokens up to its end; those
             of an answer only where a later prompt continues it.
         key: Of the session or the group, for policies that take one.
+        block_tokens: Of each block.
         first_s, end_s: Times of the first and the last token, once they are there.
         num_cached: Tokens of the prompt that were not computed.
     """
@@ -28,6 +29,7 @@ class Request:
     num_output: int
     blocks: tuple[int, ...] = ()
     key: str = ""
+    block_tokens: int = BLOCK
     num_cached: int = 0
     first_s: float = 0.0
     end_s: float = 0.0
@@ -116,10 +118,13 @@ def read_mooncake(path: Path, *, speed: float = 1.0, num_output: int = 0) -> lis
         one = json.loads(line)
         output = num_output or max(one["output_length"], 1)
         blocks = tuple(one["hash_ids"][: one["input_length"] // 512])
-        found.append(Request(one["timestamp"] / 1e3 / speed, one["input_length"], output, blocks, str(blocks[:1])))
+        found.append(Request(one["timestamp"] / 1e3 / speed, one["input_length"], output, blocks, str(blocks[:1]), 512))
     return sorted(found, key=lambda request: request.arrival_s)
 
 
 def copies(requests: Iterable[Request]) -> list[Request]:
     """Equal requests without results, for another run."""
-    return [Request(one.arrival_s, one.num_prompt, one.num_output, one.blocks, one.key) for one in requests]
+    return [
+        Request(one.arrival_s, one.num_prompt, one.num_output, one.blocks, one.key, one.block_tokens)
+        for one in requests
+    ]

@@ -13,8 +13,10 @@ from benchmarks.cluster.costs import StepCosts
 from benchmarks.cluster.replica import EngineSettings, PrefixCache, Replica
 from benchmarks.cluster.requests import Request
 from benchmarks.simulator import Clock
-from weft.router.targets.balancing import POLICIES
-from weft.router.targets.balancing.rule import ResponseTime, Rule
+from weft.base.core import InferCall
+from weft.base.tensors import WireTensor
+from weft.router.targets.balancing import POLICIES, least_outstanding
+from weft.router.targets.balancing.rule import PolicyType, ResponseTime, Rule
 
 _NS = 1e9
 
@@ -58,12 +60,24 @@ class Seen:
 Choose = Callable[[Sequence[Seen], Request], Seen]
 
 
-def _rule(make_rule: Callable[[random.Random], Rule]) -> Callable[[random.Random], Choose]:
+def _rule(policy: PolicyType) -> Callable[[random.Random], Choose]:
+    """A rule of the router, asked with the key that the router reads from calls."""
+    make_rule, read_key = policy.make_rule, getattr(policy, "read_key", None)
+
     def make(generator: random.Random) -> Choose:
-        rule = make_rule(generator)
-        return lambda seen, request: rule(seen, request.key)
+        rule: Rule = make_rule(generator) if make_rule else least_outstanding(generator)
+        if read_key is None:
+            return lambda seen, request: rule(seen, request.key)
+        return lambda seen, request: rule(seen, read_key(_call(request)))
 
     return make
+
+
+def _call(request: Request) -> InferCall:
+    """The call of a request: a prompt of token ids, equal where the names of blocks are."""
+    names = np.array(request.blocks or (id(request) & 0x7FFFFFFF,), np.int32)
+    tokens = np.repeat(names, request.block_tokens)[: request.num_prompt]
+    return InferCall("model", inputs={"input_ids": WireTensor("INT32", (len(tokens),), tokens.tobytes())})
 
 
 def _fewest_tokens(generator: random.Random) -> Choose:
@@ -84,7 +98,7 @@ def _shortest_ttft(generator: random.Random) -> Choose:
 
 
 CHOICES: dict[str, Callable[[random.Random], Choose]] = {
-    name: _rule(policy.make_rule) for name, policy in POLICIES.items() if policy.make_rule
+    name: _rule(policy) for name, policy in POLICIES.items() if policy.make_rule
 } | {
     "random": lambda generator: lambda seen, request: seen[int(generator.random() * len(seen))],
     "fewest_tokens": _fewest_tokens,
@@ -135,10 +149,9 @@ class Run:
 
     def __post_init__(self) -> None:
         one, clock = self.cluster, self.clock
-        size = one.settings.block_tokens
         shared = None
-        if one.shared_cache and size:
-            shared = PrefixCache(one.costs.num_kv_tokens // size * max(one.replicas, one.prefill))
+        if one.shared_cache:
+            shared = PrefixCache(one.costs.num_kv_tokens * max(one.replicas, one.prefill))
         apart = one.prefill > 0
         on_prompt = self._handed_over if apart else None
         self.fronts = [

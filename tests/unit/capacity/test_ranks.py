@@ -50,22 +50,22 @@ def test_stages_have_their_layers_and_the_ends_the_vocabulary() -> None:
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_a_stage_takes_what_the_engine_loads_of_it(is_tied: bool) -> None:
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_a_rank_takes_what_the_engine_loads_of_it(tensor: int, is_tied: bool) -> None:
     """Tied, the first and the last have the embedding, and the last a packed copy of it on a CPU."""
     config = replace(CONFIG, tie_word_embeddings=is_tied)
-    parts = LanguageModel(config, ENGINE).parts(ParallelSizes(pipeline=3))
+    parts = LanguageModel(config, ENGINE).parts(ParallelSizes(tensor, 3))
     for stage, part in enumerate(parts):
-        groups = Groups(pipeline=Group(stage, (0, 1, 2)))
+        groups = Groups(Group(0, tuple(range(tensor))), Group(stage, (0, 1, 2)))
         loaded = sum(weight.nbytes for weight in random_weights(config, 0, groups=groups).values())
-        assert part.weight_bytes == loaded + (4 * VOCABULARY if is_tied and stage == 2 else 0)
+        assert part.weight_bytes == loaded + (4 * VOCABULARY // tensor if is_tied and stage == 2 else 0)
 
 
 def test_the_cache_of_a_rank_is_what_was_declared() -> None:
-    """Bytes of each rank; blocks, which all ranks have alike, take its part of their bytes."""
-    assert [
-        replace(part, engine=EngineConfig(dtype="float32", kv_cache_bytes=1 << 20)).kv_bytes(1 << 40, 0)
-        for part in MODEL.parts(ParallelSizes(2, 2))
-    ] == [1 << 20] * 2
+    """Bytes of the rank with most layers; blocks, which all ranks have alike, take its part of their bytes."""
+    engine = EngineConfig(dtype="float32", kv_cache_bytes=1 << 20, tensor_parallel_size=2, pipeline_parallel_size=3)
+    kvs = [part.kv_bytes(1 << 40, 0) for part in replace(MODEL, engine=engine).parts(ParallelSizes(2, 3))]
+    assert kvs == [1 << 19, 1 << 20, 1 << 19]
     blocks = replace(MODEL, engine=EngineConfig(dtype="float32", num_blocks=20))
     (whole,), halves = blocks.parts(ParallelSizes()), blocks.parts(ParallelSizes(2, 2))
     assert [4 * part.kv_bytes(1 << 40, 0) for part in halves] == [whole.kv_bytes(1 << 40, 0)] * 2

@@ -34,6 +34,7 @@ class LanguageModel:
         folder: Of its files; None: weights are as configured in ``engine``.
         stage: The rank's layers; None: all.
         sizes: Ranks that the files are divided among.
+        whole: Of the model that is divided; None: ``config``.
     """
 
     config: TransformerConfig
@@ -41,6 +42,7 @@ class LanguageModel:
     folder: Path | None = None
     stage: Stage | None = None
     sizes: ParallelSizes = _ALONE
+    whole: TransformerConfig | None = None
 
     def parts(self, sizes: ParallelSizes) -> "list[LanguageModel]":
         """What a rank of each stage has; the model itself if it is not divided.
@@ -52,7 +54,8 @@ class LanguageModel:
             return [self]
         check_sizes(self.config, sizes)
         own = self.config.of_rank(sizes.tensor)
-        return [replace(self, config=own, stage=each, sizes=sizes) for each in stages(self.config, sizes.pipeline)]
+        divided = replace(self, config=own, sizes=sizes, whole=self.config)
+        return [replace(divided, stage=each) for each in stages(self.config, sizes.pipeline)]
 
     @property
     def num_layers(self) -> int:
@@ -131,10 +134,8 @@ class LanguageModel:
             InvalidArgumentError: No block fits.
         """
         block_bytes = self.engine.block_size * self.kv_bytes_per_token
-        if self.engine.num_blocks:
-            return self.engine.num_blocks * block_bytes
-        if num_blocks := self.engine.resolved(self.config).num_blocks:  # as the bytes declared hold of all layers
-            return num_blocks * self.engine.block_size * self.config.kv_bytes_per_token(self.engine.kv_dtype)
+        if num_blocks := self.engine.resolved(self.whole or self.config).num_blocks:
+            return num_blocks * block_bytes
         free = max(device_bytes - taken_bytes - self.activation_bytes, 0)
         return int(free * _SHARE_OF_FREE) // block_bytes * block_bytes
 
