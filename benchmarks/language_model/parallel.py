@@ -5,6 +5,7 @@ within operations of its groups, in which it also waits for the others.
 """
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
