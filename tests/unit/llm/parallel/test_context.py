@@ -164,6 +164,7 @@ def test_answers_are_those_of_one_process(folder: Path, found: Any, name: str) -
     _check(folder, name, found[0][name])
 
 
+@pytest.mark.long
 def test_answers_are_those_of_one_process_with_tensor_ranks_too(folder: Path) -> None:
     """Two by two ranks, each with half of the heads and half of the tokens."""
     found = on_ranks(ParallelSizes(tensor=2, context=2), facts, folder)
@@ -177,6 +178,7 @@ def serve_divided(groups: Groups, names: list[str]) -> dict[str, Any]:
     return serve_all(groups, names, "")
 
 
+@pytest.mark.long
 def test_answers_are_those_of_one_process_with_stages_too() -> None:
     """Two stages of two context ranks, steps in parts and planned ahead, bit for bit; a state goes to its like."""
     names = ["ahead", "mixed ahead", "deterministic"]
