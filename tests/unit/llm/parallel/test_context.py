@@ -36,14 +36,19 @@ _CASES: dict[str, tuple[str, dict[str, Any]]] = {
 _WITH_TENSOR_RANKS = ("Llama", "Gemma3", "GptOss", "not deterministic")
 
 
-def _plan_of_leader(plan: ForwardPlan | None = None) -> ForwardPlan | None:
+def _broadcast(plan: ForwardPlan | None = None) -> Any:
     box = [plan]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
+def _lead(plan: ForwardPlan) -> None:
+    """Let the other ranks run the step too."""
+    _broadcast(plan)
+
+
 def _follow(engine: Engine) -> None:
-    while (plan := _plan_of_leader()) is not None:
+    while (plan := _broadcast()) is not None:
         engine._core._runner.launch(plan)()
 
 
@@ -63,7 +68,7 @@ def _answers(folder: Path, name: str, groups: Groups) -> list[Any] | None:
     if not is_alone and dist.get_rank():
         _follow(make_engine(model=model, **engine_options))
         return None
-    engine = make_engine(model=model, before_step=nothing if is_alone else _plan_of_leader, **engine_options)
+    engine = make_engine(model=model, before_step=nothing if is_alone else _lead, **engine_options)
     names = ("", "adapter 1", "", "adapter 2", "adapter 1", "", "")
     answers = [
         Answer(prompt, max_tokens=6, logprobs=1, prompt_logprobs=1 if index == 2 else None, lora_name=adapter)
@@ -73,7 +78,7 @@ def _answers(folder: Path, name: str, groups: Groups) -> list[Any] | None:
         answer_all(engine, answers)
     finally:
         if not is_alone:
-            _plan_of_leader()
+            _broadcast()
     assert [] == [answer.error for answer in answers if answer.error]
     scores = [answer.deltas[0].prompt_logprobs or () for answer in answers]
     return [
@@ -122,7 +127,7 @@ def lives(groups: Groups) -> Counter[str]:
     events = Counter[str]()
     for seed in range(8, 16):
         life = Life(seed)
-        life.groups, life.before_step = groups, _plan_of_leader
+        life.groups, life.before_step = groups, _lead
         if groups.context.rank:
             life.plain["model"].groups = groups
             _follow(make_engine(**life.options))
@@ -130,7 +135,7 @@ def lives(groups: Groups) -> Counter[str]:
         try:
             events += check(life)
         finally:
-            _plan_of_leader()
+            _broadcast()
     return events
 
 
@@ -164,6 +169,7 @@ def test_answers_are_those_of_one_process(folder: Path, found: Any, name: str) -
     _check(folder, name, found[0][name])
 
 
+@pytest.mark.long
 def test_answers_are_those_of_one_process_with_tensor_ranks_too(folder: Path) -> None:
     """Two by two ranks, each with half of the heads and half of the tokens."""
     found = on_ranks(ParallelSizes(tensor=2, context=2), facts, folder)
@@ -177,6 +183,7 @@ def serve_divided(groups: Groups, names: list[str]) -> dict[str, Any]:
     return serve_all(groups, names, "")
 
 
+@pytest.mark.long
 def test_answers_are_those_of_one_process_with_stages_too() -> None:
     """Two stages of two context ranks, steps in parts and planned ahead, bit for bit; a state goes to its like."""
     names = ["ahead", "mixed ahead", "deterministic"]
