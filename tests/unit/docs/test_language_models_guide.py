@@ -16,6 +16,7 @@ from weft.llm.config import EngineConfig
 from weft.llm.request import SamplingParams
 from weft.router.compile import check_graph
 from weft.tools.offline import OfflineCatalog
+from weft.v2.protocol.handover import DEFAULT_MIN_TOKENS
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = (ROOT / "docs/language-models.md").read_text()
@@ -37,7 +38,7 @@ def names(cell: str) -> list[str]:
 
 
 def test_every_parameter_is_listed_with_its_default() -> None:
-    """Those of the engine but for what other parts of the configuration decide, and the backend's own five."""
+    """Those of the engine but for what other parts of the configuration decide, and the backend's own."""
     expected = {f.name: str(f.default).lower() for f in fields(EngineConfig) if f.name not in settings._DECIDED}
     expected = {name: text.removesuffix(".0") or "none" for name, text in expected.items()}
     listed = {name: cells[2] for cells in rows("Parameters of the engine") for name in names(cells[0])}
@@ -47,6 +48,9 @@ def test_every_parameter_is_listed_with_its_default() -> None:
         "generation_config": "auto",
         "metric_names": "weft",
         "migration_limit": str(DEFAULT_MIGRATION_LIMIT),
+        "role": "both",
+        "prefill_min_tokens": str(DEFAULT_MIN_TOKENS),
+        "kv_transfer_timeout_ms": "5000",
         "kv_offload_path": "temporary files",
     }
     assert expected | own == listed
