@@ -29,7 +29,7 @@ from weft.v2.client.v2_client import V2Client
 
 _MODEL = "benchmark"
 _NUM_DECODERS, _PROMPT_LEN, _LONG_LEN = 8, 32, 1500
-_CHUNKS = {"chunks of 128": 128, "chunks of 64": 64}
+_CHUNKS = {"chunks of 128": 128, "chunks of 32": 32}
 
 
 class Service(NamedTuple):
@@ -155,23 +155,35 @@ async def _transfers(router: str, count: int, length: int) -> None:
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(prog="benchmarks.language_model.disaggregated", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals, each way")
-    parser.add_argument("--pause-s", type=float, default=1.5, help="between two long prompts")
-    parser.add_argument("--transfers", type=int, default=8, help="each way")
+    parser.add_argument("--only", choices=("gaps", "transfers"), help="one of the two tables")
+    parser.add_argument("--shape", choices=SHAPES, default="mid", help="of the model (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of arrivals, each way")
+    parser.add_argument("--pause-s", type=float, default=5.0, help="between two long prompts")
+    parser.add_argument("--transfers", type=int, default=4, help="each way")
     options = parser.parse_args()
+    if options.only != "transfers":
+        _print_gaps(options)
+    if options.only != "gaps":
+        _print_transfers(options)
+
+
+def _print_gaps(options: argparse.Namespace) -> None:
     print(f"{os.cpu_count()} cores, {_NUM_DECODERS} streams, a prompt of {_LONG_LEN} tokens each {options.pause_s} s")
     print("| | between tokens p50 | p99 | longest, ms | tokens/s | first token of a long prompt p50, ms |")
     for name, chunk in _CHUNKS.items():
         for roles in (("both", "both"), ("prefill", "decode")):
-            with mesh("toy", roles, max_num_batched_tokens=chunk, max_num_seqs=16) as (router, *_):
+            with mesh(options.shape, roles, max_num_batched_tokens=chunk, max_num_seqs=16) as (router, *_):
                 found, firsts = asyncio.run(gaps(router.address, options.seconds, options.pause_s))
             p50, p99 = np.percentile(found, (50, 99))
             rate, first = len(found) / options.seconds, np.median(firsts)
             figures = f"{p50:.1f} | {p99:.1f} | {max(found):.0f} | {rate:.0f} | {first:.0f}"
             print(f"| {' + '.join(roles)}, {name} | {figures} |", flush=True)
+
+
+def _print_transfers(options: argparse.Namespace) -> None:
     for transport in ("shared memory", "Unix socket", "TCP"):
-        with mesh("mid", ("prefill", "decode"), transport, max_num_seqs=4) as (router, _, decode):
-            asyncio.run(_transfers(router.address, 1 + options.transfers, 1024))
+        with mesh(options.shape, ("prefill", "decode"), transport, max_num_seqs=4) as (router, _, decode):
+            asyncio.run(_transfers(router.address, 1 + options.transfers, 2048))
             seconds, num_bytes = (
                 decode.total("weft_llm_kv_transfer_seconds_sum"),
                 decode.total("weft_llm_kv_transfer_bytes_total"),

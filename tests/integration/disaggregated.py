@@ -1,13 +1,12 @@
 """Model services with roles, and a router over them."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.integration import fleet
 from tests.integration.language_model import Service, write_model
 from tests.integration.routing import running_router
 from tests.ports import free_port
@@ -17,46 +16,22 @@ KEY = "the-key-of-this-mesh"
 MODEL = "text"
 
 
-class Replica:
-    """A model service with a role, on fixed ports, which may be started again."""
+class Replica(fleet.Service):
+    """A model service with a role, which may be started again."""
 
     def __init__(
         self, root: Path, folder: Path, role: str, key_file: Path, *, is_local: bool, **parameters: object
     ) -> None:
         self.role = role
-        repository = root / role
-        repository.mkdir()
-        write_model(repository, MODEL, folder, role=role, prefill_min_tokens=32, max_num_seqs=8, **parameters)
-        port, self._metrics = free_port(), free_port()
+        self._metrics = free_port()
         socket = root / f"{role}.sock"
-        self.grpc = f"127.0.0.1:{port}"
+        arguments = ["--metrics-port", str(self._metrics), "--mesh-key-file", str(key_file)]
+        super().__init__(root / role, *arguments, *(["--unix-socket", str(socket)] if is_local else []))
+        self.grpc = self.address
         self.address = f"unix:{socket}" if is_local else self.grpc
-        self._command = [
-            sys.executable, "-P", "-m", "weft.services.model", "--repository", str(repository),
-            "--grpc-port", str(port), "--metrics-port", str(self._metrics), "--stop-with-stdin",
-            "--mesh-key-file", str(key_file), *(["--unix-socket", str(socket)] if is_local else []),
-        ]  # fmt: skip
-        self.process: subprocess.Popen[str] | None = None
-
-    def begin(self) -> None:
-        """The process runs; it need not serve yet."""
-        self.process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
-        )
-
-    def serve(self) -> None:
-        """It serves."""
-        assert self.process is not None
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline(), "the service ended before it served"
-
-    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """The process has ended by a signal."""
-        if self.process is not None:
-            self.process.send_signal(number)
-            self.process.wait(30)
-            self.process.communicate()
-            self.process = None
+        (root / role / "model").mkdir(parents=True)
+        own = {"role": role, "prefill_min_tokens": 32, "max_num_seqs": 8, **parameters}
+        write_model(root / role / "model", MODEL, folder, **own)
 
     def figure(self, name: str, **labels: str) -> float:
         """The sum of the samples of a metric of the engine with these labels."""
@@ -108,10 +83,10 @@ def disaggregated(
     known = [one for one in (prefill, decode, both) if one.role in roles]
     with ExitStack() as stack:
         for replica in {prefill, decode, both}:
-            stack.callback(replica.end)
+            stack.callback(lambda one=replica: one.process is None or one.end(signal.SIGKILL))
             replica.begin()
         for replica in (prefill, decode, both):
-            replica.serve()
+            replica.start()
         address = ",".join(one.address for one in known)
         router: Running = stack.enter_context(
             running_router(root / "graphs", address, ("--mesh-key-file", str(key_file)))

@@ -53,14 +53,14 @@ def write_repository(root: Path) -> Path:
 
 
 class Service:
-    """One model service on a fixed port, which may be started again."""
+    """One model service on a fixed port, which may be started again; more ``arguments`` win."""
 
-    def __init__(self, repository: Path) -> None:
+    def __init__(self, repository: Path, *arguments: str) -> None:
         port = free_port()
         self.address = f"127.0.0.1:{port}"
         self._command = [
             sys.executable, "-P", "-m", "weft.services.model", "--repository", str(repository / "model"),
-            "--grpc-port", str(port), "--metrics-port", "0", "--stop-with-stdin",
+            "--grpc-port", str(port), "--metrics-port", "0", "--stop-with-stdin", *arguments,
         ]  # fmt: skip
         self.process: subprocess.Popen[str] | None = None
 

@@ -129,8 +129,7 @@ def test_kills_cost_no_stream(mesh: Disaggregated, role: str, num_answers: int) 
         load.expected, load.streams = load.expected[1:], load.streams[1:]
         load.check()
     finally:
-        victim.begin()
-        victim.serve()
+        victim.start()
     mesh.check_clean()
     wait_until(lambda: is_split(mesh), "a request that is split again")
 

@@ -17,6 +17,7 @@ from weft.llm.config import EngineConfig
 from weft.llm.request import SamplingParams
 from weft.router.compile import check_graph
 from weft.tools.offline import OfflineCatalog
+from weft.v2.protocol.handover import DEFAULT_MIN_TOKENS
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = (ROOT / "docs/language-models.md").read_text()
@@ -49,6 +50,9 @@ def test_every_parameter_is_listed_with_its_default() -> None:
         "metric_names": "weft",
         "migration_limit": str(DEFAULT_MIGRATION_LIMIT),
         "kv_events": "none",
+        "role": "both",
+        "prefill_min_tokens": str(DEFAULT_MIN_TOKENS),
+        "kv_transfer_timeout_ms": "5000",
         "kv_offload_path": "temporary files",
     }
     assert expected | own == listed

@@ -25,10 +25,7 @@ SOURCE = "kv_source"
 
 
 def signed_source(key: str, address: str, source: str) -> str:
-    """``"ADDRESS SOURCE SIGNATURE"``, with the key of the mesh.
-
-    Without the signature a client could make a service fetch from anywhere, and so fill its cache with wrong blocks.
-    """
+    """``"ADDRESS SOURCE SIGNATURE"``; else a client could make a service fetch wrong blocks from anywhere."""
     text = f"{address} {source}"
     return f"{text} {hmac.digest(key.encode(), text.encode(), 'sha256').hex()}"
 

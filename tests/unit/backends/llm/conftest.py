@@ -1,6 +1,7 @@
 """A tiny tokenizer, and an engine that says what it is told to."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,7 @@ class FakeEngine:
         self.is_started = self.is_stopped = False
         self.metrics = NoMetrics()
         self.lora, self.max_len = None, 64
+        self.transfers = SimpleNamespace(block_bytes=64)
 
     def start(self) -> None:
         self.is_started = True

@@ -83,12 +83,24 @@ def test_settings_come_from_configuration_and_place(make_backend, engines):
         ({"max_num_sequences": "5"}, "unknown parameter 'max_num_sequences'"),
         ({"migration_limit": "-1"}, "'migration_limit' must be a whole number from 0"),
         ({"load_format": "gguf"}, "'load_format' must be one of safetensors, dummy"),
+        ({"role": "both,decode"}, "'role' must be one of both, prefill, decode"),
+        ({"role": "decode"}, "role 'decode' needs the key .*; start them with --mesh-key-file"),
+        ({"role": "prefill", "enable_prefix_caching": "0"}, "'role' must be both without enable_prefix_caching"),
+        ({"prefill_min_tokens": "0"}, "'prefill_min_tokens' must be a whole number from 1"),
+        ({"kv_transfer_timeout_ms": "soon"}, "'kv_transfer_timeout_ms' must be a whole number from 1"),
     ],
 )
 def test_wrong_parameters_are_refused(make_backend, parameters, message):
     """At load, and before that where the slots are counted."""
     with pytest.raises(InvalidArgumentError, match=message):
         make_backend(**parameters)
+
+
+def test_blocks_that_cannot_be_copied_leave_no_role(make_backend, engine):
+    """As those of a model that runs on several ranks."""
+    engine.transfers.block_bytes = 0
+    with pytest.raises(InvalidArgumentError, match="must be both for a model that runs on several ranks"):
+        make_backend(role="prefill")
 
 
 def test_there_are_slots_for_what_runs_and_a_few_more():
