@@ -155,7 +155,6 @@ class TransformerModel:
         longest = config.max_context_len
         if not 0 <= max_model_len <= longest:
             raise InvalidArgumentError(f"max_model_len must be from 0 to {longest}, got {max_model_len}")
-        self.groups = groups
         self.stage = stage = stages(config, groups.pipeline.size)[groups.pipeline.rank]
         parts = {name for name in config.weight_parts() if stage.has(name)}
         if missing := sorted(parts - weights.keys()):
