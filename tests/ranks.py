@@ -32,6 +32,8 @@ def _call(place: tuple[int, ParallelSizes, str, Callable[..., Any], tuple[Any, .
         rank, sizes, dist.FileStore(str(Path(path)), sizes.num_ranks), device="cpu", timeout_s=TIMEOUT_S
     )
     try:
-        return function(groups, *arguments)
+        result = function(groups, *arguments)
+        dist.barrier()  # what has been sent may not have been received yet
+        return result
     finally:
         dist.destroy_process_group()

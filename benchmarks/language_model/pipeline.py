@@ -86,8 +86,12 @@ def step_times(groups: Groups, *, is_ahead: bool, num_threads: int) -> dict[str,
                 if index == _NUM_WARM:
                     start_s, before_s = time.perf_counter(), pipeline.spent_s
                 runner.launch(plan)()
-                if pipeline.size > 1 and not is_ahead:
-                    _await_last(groups)
+                _tell(groups)
+                if index or not is_ahead:  # the engine plans one step ahead, and then awaits the one before
+                    _await(groups)
+            if is_ahead:
+                runner._link.await_next([])
+                _await(groups)
             total_s = time.perf_counter() - start_s
             rounds.append((total_s / _NUM_STEPS, (pipeline.spent_s - before_s) / total_s))
         num_parts = 1 if pipeline.size == 1 else len(split(plan, runner._num_parts(plan)))
@@ -95,14 +99,16 @@ def step_times(groups: Groups, *, is_ahead: bool, num_threads: int) -> dict[str,
     return found
 
 
-def _await_last(groups: Groups) -> None:
-    """Wait at every stage until the last has the step's tokens."""
-    group, word = groups.pipeline, torch.zeros(1)
-    if group.rank < group.size - 1:
-        group.receive(word, group.size - 1)
-        return
-    for rank in range(group.size - 1):
-        group.send(word, rank)
+def _tell(groups: Groups) -> None:
+    """Tell the first of two stages that the last has the step's tokens."""
+    if groups.pipeline.rank:
+        groups.pipeline.send(torch.zeros(1), 0)
+
+
+def _await(groups: Groups) -> None:
+    """Wait at the first of two stages for that."""
+    if groups.pipeline.rank < groups.pipeline.size - 1:
+        groups.pipeline.receive(torch.zeros(1), 1)
 
 
 def _on_ranks(size: int, is_ahead: bool = False, num_threads: int = 1) -> list[dict[str, tuple[float, float, int]]]:

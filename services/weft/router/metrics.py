@@ -138,14 +138,27 @@ class ReplicaCollector(Collector):
             "Calls that were made again because their replica was lost",
             labels=("target",),
         )
+        migrated = CounterMetricFamily(
+            "weft_target_migrated_streams",
+            "Times that a stream of a language model went on at another replica",
+            labels=("target",),
+        )
         refused = CounterMetricFamily(
             "weft_target_retries_refused",
             "Retries, hedges and calls of lost replicas, or that a replica had not begun, beyond the target's budget",
             labels=("target",),
         )
+        prefixes = CounterMetricFamily(
+            "weft_target_prefix_picks",
+            "Prompts that went to a replica with most of their prefix, elsewhere because of load, or were new",
+            labels=("target", "outcome"),
+        )
         for target in self._targets:
+            for outcome, count in list(target.prefixes.outcomes.items()) if target.prefixes is not None else ():
+                prefixes.add_metric((target.name, outcome), count)
             moved.add_metric((target.name,), target.num_moved)
             repeated.add_metric((target.name,), target.num_repeated)
+            migrated.add_metric((target.name,), target.num_migrated)
             for replica in target.replicas:
                 labels = (target.name, replica.address)
                 inflight.add_metric(labels, replica.num_inflight)
@@ -162,7 +175,7 @@ class ReplicaCollector(Collector):
                 state.add_metric((server.name, server.address, name), is_so)
         for name, budget in self._budgets.items():
             refused.add_metric((name,), budget.num_refused)
-        yield from (inflight, state, picks, ejections, requests, moved, repeated, refused)
+        yield from (inflight, state, picks, ejections, requests, moved, repeated, migrated, refused, prefixes)
 
 
 class StepCollector(Collector):

@@ -21,6 +21,7 @@ from weft.router.targets.specification import (
     target_securities,
 )
 from weft.router.worker import GREATEST, WorkerCore
+from weft.v2.security.channel import read_key
 from weft.v2.server import server
 from weft.v2.server.model_metrics import ModelMetricsCollector, add_metrics_from_argument
 from weft.v2.workers.group import run_group
@@ -59,10 +60,11 @@ def make_core(options: argparse.Namespace, make: Callable[..., CoreT]) -> CoreT:
     """Create the router's core with ``make`` from arguments that ``fault_of`` accepts; needs a running event loop."""
     policies = dict(options.target_policy)
     securities = target_securities(options)
+    mesh_key = "" if options.mesh_key_file is None else read_key(options.mesh_key_file)
     return make(
         options.repository,
         [
-            make_target(name, address, policies.get(name), securities.get(name), wire=options.wire)
+            make_target(name, address, policies.get(name), securities.get(name), wire=options.wire, mesh_key=mesh_key)
             for name, address in options.target
         ],
         model_control=options.model_control_mode,

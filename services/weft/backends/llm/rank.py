@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -57,8 +58,8 @@ class _Rank:
         self._device_index = device_index
         self._sending = threading.Lock()
         self._num_steps, self._steps_s, self._stats_s = 0, 0.0, 0.0
-        self._is_told = True
-        self._launched: SimpleQueue[tuple[Callable[[], StepTokens], bool, float]] = SimpleQueue()
+        self._is_told, self._answers = True, False
+        self._launched: SimpleQueue[tuple[Callable[[], StepTokens], float]] = SimpleQueue()
 
     def run(self) -> None:
         """Load, then serve; does not return."""
@@ -66,12 +67,15 @@ class _Rank:
         logs.configure(**begin["log"], fields={"rank": begin["rank"]})
         try:
             runner, lora, plans_ahead = self._load(begin)
+        except ConnectionError:
+            raise
         except Exception as error:
             if not isinstance(error, WeftError):
                 _LOG.exception("rank %d failed to load", begin["rank"])
             self._send_json(ends.FAILED, _fields_of(error))
             signal.pause()  # the service ends it
-        self._serve(runner, lora, plans_ahead=plans_ahead, answers=begin["answers"])
+        self._answers = begin["answers"]
+        self._serve(runner, lora, plans_ahead=plans_ahead)
 
     def _load(self, begin: Mapping[str, Any]) -> tuple[ModelRunner, LoraBank | None, bool]:
         if begin["version"] != __version__:
@@ -104,7 +108,7 @@ class _Rank:
         store = dist.TCPStore(host, begin["port"], wait_for_workers=False, **options)
         return join(begin["rank"], config.parallel_sizes, store, device=config.device, timeout_s=config.rank_timeout_s)
 
-    def _serve(self, runner: ModelRunner, lora: LoraBank | None, *, plans_ahead: bool, answers: bool) -> None:
+    def _serve(self, runner: ModelRunner, lora: LoraBank | None, *, plans_ahead: bool) -> None:
         if plans_ahead:
             threading.Thread(target=_or_end, args=(self._collect_all,), daemon=True).start()
         while True:
@@ -117,18 +121,18 @@ class _Rank:
             start_s = time.perf_counter()
             plan = unpack(message[1:])
             if plans_ahead:
-                self._launched.put((runner.launch(plan), answers, start_s))
+                self._launched.put((runner.launch(plan), start_s))
             else:
-                self._end_step(runner.run(plan), answers, start_s)
+                self._end_step(partial(runner.run, plan), start_s)
 
     def _collect_all(self) -> None:
         """Await the steps that were launched, one after the other."""
         while True:
-            collect, answers, start_s = self._launched.get()
-            self._end_step(collect(), answers, start_s)
+            self._end_step(*self._launched.get())
 
-    def _end_step(self, tokens: StepTokens, answers: bool, start_s: float) -> None:
-        if answers:
+    def _end_step(self, collect: Callable[[], StepTokens], start_s: float) -> None:
+        tokens = collect()
+        if self._answers:
             self._send(ends.TOKENS + pack(tokens))
         now_s = time.perf_counter()
         self._num_steps, self._steps_s, self._is_told = self._num_steps + 1, self._steps_s + now_s - start_s, False

@@ -163,6 +163,7 @@ class TransformerModel:
                 f"take them from load_folder or random_weights with the same configuration"
             )
         self.config = config
+        self.groups = groups
         self._own_config = own_config = config.of_rank(groups.tensor.size)
         self._shard = shard = Shard(config, groups.tensor.rank, groups.tensor.size)
         self.dtype = dtype
@@ -181,6 +182,8 @@ class TransformerModel:
                 self._bias(name, own.get(bias_of(name)), is_by_outputs=name in by_outputs),
                 num_bits=bits[name],
                 num_experts=own_config.num_experts_of(name),
+                # Ranks must choose the same experts, and so by the same product.
+                deterministic=deterministic or (is_router(name) and groups.tensor.size > 1),
             )
             for name in matrices
         }

@@ -121,10 +121,7 @@ class GroupRunner:
             self._is_closing = True
         if self._reception is not None:
             self._reception.close()
-        for rank in self._ranks:
-            rank.hang_up()
-        for rank in self._ranks:
-            rank.end(_END_S)
+        self._end_all(_END_S)
         if self._reader.ident is not None:
             self._reader.join(_END_S)
         if not self._reader.is_alive():
@@ -212,12 +209,15 @@ class GroupRunner:
             if self._is_closing or self._lost is not None:
                 return
             self._lost = loss
+        self._end_all(0.0)
+        self._has_ended.set()
+        self._on_lost(loss)
+
+    def _end_all(self, grace_s: float) -> None:
         for rank in self._ranks:
             rank.hang_up()
         for rank in self._ranks:
-            rank.end()
-        self._has_ended.set()
-        self._on_lost(loss)
+            rank.end(grace_s)
 
     def _read(self) -> None:
         """Pass on what the ranks send, until all have ended."""
