@@ -35,7 +35,6 @@ from weft.llm.scheduler.decodes import Decodes, build_plan
 from weft.llm.scheduler.micro_batches import split
 from weft.llm.scheduler.plan import BlockTransfers, ForwardPlan
 from weft.llm.scheduler.sequence import Sequence
-from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.ngram import NgramProposer
 from weft.llm.speculation.speculator import FixedDepth, Speculator
 from weft.llm.weights.checkpoint import Checkpoint
@@ -421,9 +420,8 @@ def _plan(lengths: list[int]) -> ForwardPlan:
     return plan._replace(slot_mapping=np.arange(sum(lengths)))
 
 
-def test_heads_are_refused() -> None:
-    """A head drafts from states that the last stage alone has; the message says what to take."""
-    groups = Groups(pipeline=Group(0, (0, 1)))
-    model = TransformerModel(_config(), dict(random_weights(_config(), 3, groups=groups)), groups=groups)
+@pytest.mark.parametrize("speculation", ["draft", "eagle3", "mtp"])
+def test_drafts_of_models_are_refused(speculation: str) -> None:
+    """Of other models' drafts one stage alone would know; the message says what to take."""
     with pytest.raises(InvalidArgumentError, match="speculation must be none or ngram with pipeline_parallel_size = 2"):
-        ModelRunner(model, EngineConfig(num_blocks=9).resolved(_config()), proposer=DraftModelProposer(model, 8))
+        EngineConfig(speculation=speculation, draft_model="x", pipeline_parallel_size=2)
