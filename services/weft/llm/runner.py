@@ -189,9 +189,7 @@ class ModelRunner:
         none = torch.zeros(1, dtype=torch.int32)
         one = torch.ones(1, dtype=torch.int32)
         slots = torch.zeros(1, dtype=torch.int64)
-        incoming = None
-        if not self._model.stage.is_first:
-            incoming = torch.zeros(1, self._model.config.hidden_size, dtype=self._model.dtype)
+        incoming = self._model.new_states(1)
         hidden = self._model.forward(
             none, none, self.kv, none.view(1, 1), torch.cat((none, one)), one, slots, 1, 1, incoming=incoming
         )
