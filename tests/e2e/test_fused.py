@@ -25,6 +25,8 @@ from weft.mesh.running import running_mesh
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
+pytestmark = pytest.mark.long
+
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
 
 OK, RAISES, REFUSES, CALLS_GRAPH, CALLS_NOBODY, HANGS = 1.0, -1.0, -2.0, -3.0, -4.0, -5.0

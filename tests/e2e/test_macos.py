@@ -14,6 +14,8 @@ from tests.e2e.conftest import Up
 
 from weft.base.tensors import decode
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 

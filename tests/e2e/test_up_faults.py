@@ -21,6 +21,8 @@ from tritonclient.utils import InferenceServerException
 
 from weft.base.tensors import decode
 
+pytestmark = pytest.mark.long
+
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
 #: Where one service is enough.
 FUSED = ("--in-process", "preprocess,postprocess")

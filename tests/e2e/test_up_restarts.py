@@ -25,6 +25,8 @@ from weft.base.tensors import decode, encode
 from weft.cli.__main__ import main
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
+pytestmark = pytest.mark.long
+
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
 
 

@@ -4,9 +4,12 @@ import os
 import signal
 from collections.abc import Callable
 
+import pytest
 from tests.e2e.test_up_restarts import load
 from tests.integration.group import workers_of
 from tests.processes import scrape, wait_until
+
+pytestmark = pytest.mark.long
 
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
 

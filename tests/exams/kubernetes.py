@@ -3,8 +3,8 @@
     python -m tests.exams.kubernetes DIR [--crds DIR ...] [--rollouts N] [--update-docs]
 
 ``DIR`` has kube-apiserver, kube-controller-manager, kube-scheduler and etcd (docs/kubernetes.md says how they are
-made); kubectl is on the PATH. ``--crds``: files with the definitions of KEDA, the Prometheus operator, the Gateway API
-and KServe. Prints a row for each fact; the status is 1 if one does not hold.
+made); kubectl is on the PATH. ``--crds``: files with the definitions of KEDA, the Prometheus operator, the Gateway API,
+its inference extension, LeaderWorkerSet and KServe. Prints a row for each fact; the status is 1 if one does not hold.
 """
 
 import argparse
@@ -23,8 +23,9 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ class Nodes:
         self._plane = plane
         self._placed_s: dict[str, float] = {}
         self._num_addresses = 0
-        for name, gpus in (("cpu-a", 0), ("cpu-b", 0), ("gpu-a", 4), ("gpu-b", 4)):
+        for name, gpus in (("cpu-a", 0), ("cpu-b", 0), ("gpu-a", 8), ("gpu-b", 8)):
             self._add(name, gpus)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -282,6 +283,7 @@ class Exam:
         self._drain()
         self._quota()
         self._policies()
+        self._language_models()
         if crds:
             self._components()
 
@@ -467,17 +469,58 @@ class Exam:
         )
 
     def _components(self) -> None:
-        for name in ("pod-monitor", "gateway-api", "kserve", "models-image", "models-from-storage", "egress"):
-            with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
-                text = {"resources": ["../base"], "components": [f"../components/{name}"], "namespace": NAMESPACE}
-                (Path(folder) / "kustomization.yaml").write_text(json.dumps(text))
-                trial = self.apply(Path(folder).name, "--dry-run=server")
+        alone = ("pod-monitor", "gateway-api", "kserve", "models-image", "models-from-storage", "egress")
+        for names in (
+            *((one,) for one in (*alone, "ranks", "inference-pool")),
+            ("prefill-decode", "prefill-decode-keda"),
+        ):
+            trial = self._with_components(names, "--dry-run=server")
             fault = trial.stderr.strip()[:300]
             self.row(
-                f"`components/{name}`",
+                ", ".join(f"`components/{name}`" for name in names),
                 fault or "accepted, no warning",
                 holds=not trial.returncode and not fault,
             )
+
+    def _with_components(self, names: Sequence[str], *options: str) -> subprocess.CompletedProcess[str]:
+        """Apply base with components."""
+        with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+            components = [f"../components/{name}" for name in names]
+            text = {"resources": ["../base"], "components": components, "namespace": NAMESPACE}
+            (Path(folder) / "kustomization.yaml").write_text(json.dumps(text))
+            return self.apply(Path(folder).name, *options)
+
+    def _language_models(self) -> None:
+        """Ranks on several nodes, and roles: pods that get their GPUs, and who may reach whom."""
+        for name, apps in (("ranks-stateful-set", ("language-model",)), ("prefill-decode", ("prefill", "decode"))):
+            applied = self._with_components([name])
+            until(f"the pods of {name}", partial(self._are_ready, apps, 2))
+            pods = [pod for pod in self._plane.pods() if _app(pod) in apps]
+            where = Counter(pod["spec"]["nodeName"] for pod in pods)
+            path = f"/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies"
+            policies = self._plane.call("GET", path)["items"]
+            labels = {_app(pod): pod["metadata"]["labels"] for pod in self._plane.pods()}
+            inside = {"kubernetes.io/metadata.name": NAMESPACE}
+            reach = {
+                (caller, port): _is_allowed(policies, labels[caller], inside, labels[apps[-1]], port)
+                for caller in (apps[0], "router", "preprocess")
+                for port in ("grpc", "ranks")
+            }
+            wanted = dict.fromkeys(reach, False) | {(apps[0], "grpc"): True, ("router", "grpc"): True}
+            wanted[apps[0], "ranks"] = name.startswith("ranks")
+            self.row(
+                f"`components/{name}` applied",
+                f"{len(pods)} pods ready, on {len(where)} nodes with GPUs; network policies "
+                + ("as meant" if reach == wanted else f"not as meant: {reach}"),
+                holds=not applied.returncode and reach == wanted and all(node.startswith("gpu") for node in where),
+            )
+            kinds = "statefulset,deployment,hpa,pdb"
+            self._plane.kubectl("delete", "-n", NAMESPACE, kinds, *apps, "--ignore-not-found")
+            until(f"{name} is gone", lambda apps=apps: not any(_app(pod) in apps for pod in self._plane.pods()))
+
+    def _are_ready(self, apps: Sequence[str], number: int) -> bool:
+        ready = Counter(_app(pod) for pod in self._plane.pods() if is_ready(pod))
+        return all(ready[app] == number for app in apps)
 
 
 def _is_allowed(policies: list[Object], caller: Object, namespace: Object, callee: Object, port: str) -> bool:
@@ -486,7 +529,8 @@ def _is_allowed(policies: list[Object], caller: Object, namespace: Object, calle
     return any(
         matches(peer["namespaceSelector"], namespace) if "namespaceSelector" in peer
         else bool(namespace) and matches(peer["podSelector"], caller)
-        for rule in rules if any(entry["port"] == port for entry in rule["ports"]) for peer in rule["from"]
+        for rule in rules if any(entry["port"] == port for entry in rule.get("ports", [{"port": port}]))
+        for peer in rule["from"]
     )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from tests.certificates import Authority
 from tests.faults.mesh import Mesh
 from tests.faults.scenarios import FAULTS, LATE, Fault, Outcome, expired, play
 
+pytestmark = pytest.mark.long
+
 #: How long each fault stays; `make faults` has it longer.
 HOLD_S = float(os.environ.get("WEFT_FAULT_S", "1"))
 IS_SHORT = "WEFT_FAULT_S" not in os.environ

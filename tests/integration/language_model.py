@@ -87,12 +87,14 @@ class Service(Running):
 
 @contextmanager
 def running_service(repository: Path, *arguments: str) -> Iterator[Service]:
-    """A model service over the repository; it has ended by itself when the block is left."""
+    """A model service over the repository; unless it was killed it has ended by itself when the block is left."""
     explicit = ("--model-control-mode", "explicit", "--load-model", "*")
     path = {"PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))}
     arguments = ("--repository", str(repository), *explicit, *arguments)
     with running(__name__, *arguments, environment=path) as process:
-        yield Service(process.process, {"grpc": process.grpc, "metrics": process.metrics})
+        service = Service(process.process, {"grpc": process.grpc, "metrics": process.metrics})
+        yield service
+        process.was_killed = service.was_killed
 
 
 def inputs_of(prompt: "str | bytes | Sequence[int] | None", **given: Any) -> list[triton.InferInput]:

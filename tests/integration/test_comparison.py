@@ -10,6 +10,8 @@ from tests.exams.comparison_cases import ANSWERS, pictures
 
 import weft
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = ROOT / "examples/comparison"
 
 

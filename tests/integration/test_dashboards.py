@@ -29,10 +29,11 @@ SCRAPED = {"service", "instance", "job", "namespace", "pod"}
 GPU_NAMES = set(re.findall(r'"(nv_[a-z_]+)"', (ROOT / "services/weft/serving/metrics.py").read_text()))
 
 
-#: A language model without weights.
+#: A language model without weights, in two ranks.
 LLM_FILES = {
     "config.pbtxt": """backend: "llm" parameters { key: "load_format" value { string_value: "dummy" } }
-        parameters { key: "num_blocks" value { string_value: "8" } }""",
+        parameters { key: "num_blocks" value { string_value: "8" } }
+        parameters { key: "tensor_parallel_size" value { string_value: "2" } }""",
     "1/config.json": json.dumps(
         {
             "architectures": ["LlamaForCausalLM"],

@@ -16,6 +16,8 @@ from tests.processes import WAIT_S, running, wait_until
 from tritonclient.grpc import aio
 from tritonclient.utils import InferenceServerException
 
+pytestmark = pytest.mark.long
+
 #: Adds a number to its input.
 CODE = """
 import triton_python_backend_utils as pb_utils

@@ -19,6 +19,8 @@ from tritonclient.utils import InferenceServerException
 
 from weft.llm.models.registry import read_config
 
+pytestmark = pytest.mark.long
+
 NAMES = ("sql", "chat", "law")
 PROMPT = "the quick brown fox"
 

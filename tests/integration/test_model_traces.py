@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from tests.conftest import CollectedSpan, OtlpCollector, collecting
+from tests.processes import wait_until
 
 from weft.mesh.running import running_mesh
 
@@ -185,8 +186,14 @@ def test_log_lines_of_a_model_name_its_request_and_span(traced: Any) -> None:
     client, _, log = traced
     trace_id = TRACE_ID.format("d")
     _, current = ask(client, "process", trace_id)
-    lines = [json.loads(line) for line in log.read_text().splitlines() if trace_id in line]
-    (line,) = [line for line in lines if line["message"] == "a line of the model"]
+
+    def printed() -> list[dict[str, Any]]:
+        """What the model printed; it comes by another way than its answer."""
+        lines = [json.loads(line) for line in log.read_text().splitlines() if trace_id in line]
+        return [line for line in lines if line["message"] == "a line of the model"]
+
+    wait_until(printed)
+    (line,) = printed()
     assert ("model", "ask-process", trace_id, current) == (
         line["service"], line["request_id"], line["trace_id"], line["span_id"]
     )  # fmt: skip

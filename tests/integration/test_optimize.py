@@ -20,6 +20,8 @@ from weft.optimize.cost import CostMeter, VersionCost, VersionProcess
 from weft.optimize.methods.int8 import INT8_DYNAMIC
 from weft.optimize.methods.method import Built, Inputs, SourceModel
 
+pytestmark = pytest.mark.long
+
 WIDTH = 256
 SIZES = {"X": 32, "Y": 8}
 #: A model, but for its file, and a graph that calls it by other names.

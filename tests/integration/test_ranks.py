@@ -45,9 +45,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def children(pid: int) -> list[int]:
-    """Ids of the processes that a process has started, in this order."""
+    """Ids of the ranks that a process has started, in this order."""
     lists = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    return sorted(int(child) for some in lists for child in some)
+    found = sorted(int(child) for some in lists for child in some)
+    return [child for child in found if b"weft.backends.llm.rank" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def ranks_of(service: Service) -> list[int]:

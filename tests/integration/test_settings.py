@@ -18,6 +18,8 @@ from tritonclient.utils import InferenceServerException
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
+pytestmark = pytest.mark.long
+
 MODEL = """
 import triton_python_backend_utils as pb_utils
 class TritonPythonModel:

@@ -15,6 +15,8 @@ from benchmarks.jobs import brokers
 from benchmarks.jobs.brokers import Kafka, Nats, Redis
 from tests.processes import WAIT_S, running, scrape, wait_until
 
+pytestmark = pytest.mark.long
+
 QUICK = Path(__file__).with_name("quick_stream.py")
 
 

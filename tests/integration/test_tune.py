@@ -10,6 +10,8 @@ import pytest
 
 from weft.tools.check import check, find_files
 
+pytestmark = pytest.mark.long
+
 TIMEOUT_S = 240
 #: A latency that no machine misses, and runs of as few requests as there can be.
 QUICK = ("--slo", "p50=15s", "--concurrency", "4", "--run-s", "0.1", "--confirm-rounds", "1", "--json")

@@ -41,6 +41,8 @@ from tests.processes import WAIT_S, Running, kill_and_wait, wait_until
 from weft_protos.grpc_service_pb2 import ModelStatisticsRequest
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
+pytestmark = pytest.mark.long
+
 REQUESTS = 'nv_inference_request_success{model="named",version="1"}'
 IN_FLIGHT = 'weft_admission_inflight{graph=""}'
 

@@ -15,6 +15,8 @@ from tests.processes import WAIT_S, Running, wait_until
 from weft.base.core import IndexEntry
 from weft_protos import graph_service_pb2 as graph_pb
 
+pytestmark = pytest.mark.long
+
 EXPLICIT = ("--model-control-mode", "explicit")
 
 

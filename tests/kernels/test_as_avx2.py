@@ -10,6 +10,8 @@ import pytest
 import torch
 from tests.as_avx2 import VARIABLES
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 #: Fails at a product of bfloat16 numbers by torch, which such a CPU emulates.
 NO_EMULATION = """

@@ -7,6 +7,8 @@ from tests.kernels.test_attention import BLOCK_SIZE, make_batch, make_sinks, pla
 from weft_kernels.attention import items_triton_kernel, triton_kernel
 from weft_kernels.attention.launch import plan_launch
 
+pytestmark = pytest.mark.long
+
 # as in vLLM's tests of unified attention: a decode, drafts and a chunk of a prompt
 VLLM_MIX = ((1, 1328), (5, 18), (129, 463))
 LONG_BESIDE_PROMPT = ((1, 300), (1, 9), (40, 40), (20, 130), (1, 200))

@@ -10,9 +10,12 @@ import pytest
 from tests.kernels.on_arm import COMPILER, CPUS, EMULATOR
 
 MISSING = [name for name in (COMPILER, EMULATOR) if shutil.which(name) is None]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"{' and '.join(MISSING)} missing; Debian: gcc-aarch64-linux-gnu, qemu-user"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        bool(MISSING), reason=f"{' and '.join(MISSING)} missing; Debian: gcc-aarch64-linux-gnu, qemu-user"
+    ),
+]
 ROOT = Path(__file__).parents[2]
 #: Files of tests, and which of them the kernels run in.
 FEW = {

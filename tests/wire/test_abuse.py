@@ -16,6 +16,8 @@ from tests.wire.floods import FLOODS
 from tests.wire.oversizes import OVERSIZES
 from tests.wire.strangers import STRANGERS
 
+pytestmark = pytest.mark.long
+
 ATTACKS = (*FLOODS, *OVERSIZES, *STRANGERS)
 
 

@@ -13,6 +13,8 @@ from tests.wire.echo_process import EchoService
 from tests.wire.fuzz import Fuzzer, check_output
 from tests.wire.peer import PREFACE, data, frame
 
+pytestmark = pytest.mark.long
+
 NUM_STREAMS = int(os.environ.get("WEFT_FUZZ_STREAMS", "2000"))
 #: Streams that once failed, by seed and number; each is done again.
 ONCE_FAILED = ((1, 27829), (1, 527121))

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from weft.authoring.fakes import Fake, FakeCore
 from weft.authoring.model import Model
+from weft.authoring.steps import with_called
 from weft.base.core import CallContext, InferCall, InferenceCore, InferResult, Parameters, RequestedOutput
 from weft.base.errors import InvalidArgumentError, NotFoundError, RemoteError
 from weft.base.processes.loop_thread import LoopThread
@@ -49,17 +50,6 @@ class RunOptions(TypedDict, total=False):
     timeout_ms: float
     outputs: Iterable[str]
     request_id: str
-
-
-def with_called(things: Iterable[Any]) -> list[Any]:
-    """Graphs and models in Python, and those that the functions of graphs have called, each once."""
-    found, pending = dict[int, Any](), [*reversed([*things])]
-    while pending:
-        one = pending.pop()
-        if id(one) not in found:
-            found[id(one)] = one
-            pending += reversed(getattr(one, "called", ()))
-    return [*found.values()]
 
 
 def stage(things: Sequence[Any], repository: Path | None, folder: Path, but: Collection[str] = ()) -> set[str]:

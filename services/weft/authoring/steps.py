@@ -1,6 +1,6 @@
 """Steps: calls of models, graphs and nodes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -293,3 +293,14 @@ def step(*, model_name: str = "", node: str = "", graph: str = "", **keywords: A
     field = next((name for name, value in given.items() if value), "model_name")
     made: Step = Target(field, given[field])(**keywords)
     return made
+
+
+def with_called(things: Iterable[Any]) -> list[Any]:
+    """Graphs and models in Python, and those that the functions of graphs have called, each once."""
+    found, pending = dict[int, Any](), [*reversed([*things])]
+    while pending:
+        one = pending.pop()
+        if id(one) not in found:
+            found[id(one)] = one
+            pending += reversed(getattr(one, "called", ()))
+    return [*found.values()]

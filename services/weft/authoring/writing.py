@@ -9,7 +9,7 @@ from typing import Any
 from weft.authoring.faults import fault
 from weft.authoring.graph import Graph
 from weft.authoring.models import models
-from weft.authoring.running import with_called
+from weft.authoring.steps import with_called
 from weft.base.errors import InvalidArgumentError
 from weft.base.repository.layout import is_folder_name, is_model_folder
 from weft.base.text.pbtxt import Diagnostic, parse

@@ -89,6 +89,7 @@ class CallContext:
         arrival_ns: Arrival of the request, by ``time.monotonic_ns``.
         tried: Replicas of the target that this request has called, latest last; the target appends the one that it
             chooses, and avoids those in the list. None: not tracked.
+        balancing_key: What the target chose a replica by, if it has several.
         client_key: Key for limits per client: the authenticated principal; "" without authentication.
         priority: The request parameter of that name, read at admission; 0: none.
         root: Context of the client's request that this call is part of; None: this is it.
@@ -106,6 +107,7 @@ class CallContext:
     priority: int = 0
     root: "CallContext | None" = None
     lost: tuple[tuple[str, int], ...] = ()
+    balancing_key: object = None
 
     @property
     def is_suspect(self) -> bool:

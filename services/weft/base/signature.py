@@ -16,6 +16,13 @@ OPTIONAL_OUTPUTS_PARAMETER = "optional_outputs"
 #: Model parameter: ``once``: a router may send a request again whose connection broke before any response; ``never``.
 #: Its server sets it for models whose executions have no effects outside.
 RETRY_PARAMETER = "retry"
+#: Model parameter: how often a router lets a stream of a language model go on at another replica after its own is lost;
+#: by default so often, where a request may be repeated.
+MIGRATION_PARAMETER, DEFAULT_MIGRATION_LIMIT = "migration_limit", 3
+#: Tensors and a request parameter of a language model that goes on behind tokens of an output: the ids of new tokens,
+#: and the flag that asks for them beside the default outputs; those that have come; the sum of their log probabilities.
+TOKENS_OUTPUT, TOKENS_FLAG, RESUME_INPUT = "output_ids", "return_output_ids", "resume_token_ids"
+CONTINUED_LOGPROB, RESUME_LOGPROB = "cumulative_logprob", "resume_cumulative_logprob"
 #: Model parameter that is there, not "false", if requests may have a batch of no rows.
 EMPTY_BATCH_PARAMETER = "allow_empty_batch"
 #: Begins the names of model parameters that note where a version comes from, before its number; no backend reads them.
@@ -43,7 +50,8 @@ def answering_part(config: model_config_pb2.ModelConfig) -> bytes:
     part.CopyFrom(config)
     for name in _SCHEDULING_FIELDS:
         part.ClearField(name)  # type: ignore[arg-type]  # the names are fields
-    part.parameters.pop(RETRY_PARAMETER, None)
+    for name in (RETRY_PARAMETER, MIGRATION_PARAMETER):
+        part.parameters.pop(name, None)
     return part.SerializeToString(deterministic=True)
 
 
@@ -102,6 +110,7 @@ class ModelSignature:
         can_collect: The model supports unary calls with one complete response, although it is decoupled.
         allows_empty_batch: A request may have a batch of no rows.
         can_repeat: A request that was lost with its connection may be sent again.
+        migration_limit: Times that a stream may go on at another replica; 0 for other than language models.
         is_stateful: Requests belong to sequences, whose state the model keeps.
     """
 
@@ -114,6 +123,7 @@ class ModelSignature:
     is_decoupled: bool = False
     can_collect: bool = field(default=False, compare=False)
     can_repeat: bool = field(default=False, compare=False)
+    migration_limit: int = field(default=0, compare=False)
     allows_empty_batch: bool = False
     is_stateful: bool = False
 
@@ -139,8 +149,8 @@ class ModelSignature:
             can_collect=is_decoupled
             and COLLECTS_PARAMETER in config.parameters
             and config.parameters[COLLECTS_PARAMETER].string_value == "true",
-            can_repeat=RETRY_PARAMETER in config.parameters
-            and config.parameters[RETRY_PARAMETER].string_value == "once",
+            can_repeat=_can_repeat(config),
+            migration_limit=_migration_limit(config),
             allows_empty_batch=allows_empty_batch(config.parameters),
             is_stateful=config.HasField("sequence_batching"),
         )
@@ -167,6 +177,19 @@ def optional_outputs(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
 def allows_empty_batch(parameters: Mapping[str, model_config_pb2.ModelParameter]) -> bool:
     """Whether these parameters of a model or graph allow requests without rows."""
     return EMPTY_BATCH_PARAMETER in parameters and parameters[EMPTY_BATCH_PARAMETER].string_value in ("", "true")
+
+
+def _can_repeat(config: model_config_pb2.ModelConfig) -> bool:
+    return RETRY_PARAMETER in config.parameters and config.parameters[RETRY_PARAMETER].string_value == "once"
+
+
+def _migration_limit(config: model_config_pb2.ModelConfig) -> int:
+    if not any(tensor.name == RESUME_INPUT for tensor in config.input):
+        return 0
+    if MIGRATION_PARAMETER in config.parameters:
+        text = config.parameters[MIGRATION_PARAMETER].string_value
+        return int(text) if text.isdecimal() else 0
+    return DEFAULT_MIGRATION_LIMIT * _can_repeat(config)
 
 
 def _spec(

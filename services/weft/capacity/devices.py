@@ -28,7 +28,7 @@ _GPU_RUNTIME_BYTES = 600 * 2**20
 _MAX_FILE_BYTES = 1 << 20
 _FIELDS = {
     "memory_gib", "bandwidth_gb_per_s", "tflops", "aliases", "power_w", "compute_share", "bandwidth_share",
-    "kernel_us", "runtime_mib", "is_cpu", "num_cores", "source", "read", "name",
+    "kernel_us", "runtime_mib", "is_cpu", "num_cores", "source", "read", "name", "link",
 }  # fmt: skip
 
 
@@ -44,6 +44,7 @@ class DeviceSpec:
         compute_share, bandwidth_share: Share of the peaks that good kernels reach.
         kernel_s: Overhead of starting a kernel, seconds.
         runtime_bytes: Memory of the runtime before a model is loaded.
+        link: Between such devices of one machine, of ``links.toml``.
         source, read: Origin of the numbers, and the day they were read or measured.
     """
 
@@ -60,6 +61,7 @@ class DeviceSpec:
     runtime_bytes: int = _GPU_RUNTIME_BYTES
     source: str = ""
     read: str = ""
+    link: str = "pcie4"
 
     def peak(self, kind: str) -> float:
         """Operations per second on values of a type of ``TYPE_BYTES``; of a wider type if it has none."""
@@ -155,6 +157,7 @@ def _device(name: str, values: Mapping[str, Any], where: str) -> DeviceSpec:
         runtime_bytes=int(2**20 * number("runtime_mib", 1e6, _GPU_RUNTIME_BYTES / 2**20)),
         source=str(values.get("source", where)),
         read=read.isoformat() if isinstance(read, datetime.date) else str(read),
+        link=str(values.get("link", "loopback" if is_cpu else "pcie4")),
     )
 
 

@@ -11,6 +11,7 @@ from weft.base.signature import ModelSignature
 from weft.capacity.costs import BatchCost, CostModel
 from weft.capacity.costs.language_model import read_language_model
 from weft.capacity.devices import DeviceSpec
+from weft.capacity.ranks import RankTarget, find_link
 from weft.capacity.roofline import DeviceTarget, Timing
 from weft.capacity.subjects import Subject
 
@@ -61,6 +62,10 @@ class Estimate:
         context, largest_context: Tokens of a sequence: planned, and possible; of language models.
         prefill_per_s: Tokens of prompts per second; of language models.
         requests_per_s: Requests of one instance: of one row, or of a prompt and its answer.
+        num_ranks: Processes of an instance, each on a device of its own, on a CPU all on one; ``memory`` is of the one
+            that takes most.
+        exchange_share, prefill_exchange_share: Part of the time of the largest decode step, and of a prompt, in which
+            ranks send to one another.
         cost_per_million: Of requests or tokens, in the currency of ``--cost-per-hour``; None: unknown.
         missing_bytes: Memory that the device lacks; 0: the model fits.
         fault: Why a valid question could not be estimated; "": nothing is wrong.
@@ -82,6 +87,9 @@ class Estimate:
     prefill_per_s: float = 0.0
     rate_per_s: float = 0.0
     requests_per_s: float = 0.0
+    num_ranks: int = 1
+    exchange_share: float = 0.0
+    prefill_exchange_share: float = 0.0
     cost_per_million: float | None = None
     missing_bytes: int = 0
     notes: tuple[str, ...] = ()
@@ -90,7 +98,7 @@ class Estimate:
     def priced(self, cost_per_hour: float) -> "Estimate":
         """A copy with the cost of a million units, if price and rate are known."""
         rate = self.rate_per_s * self.num_instances
-        cost = cost_per_hour / 3600 / rate * 1e6 if cost_per_hour and rate else None
+        cost = cost_per_hour * self.num_ranks / 3600 / rate * 1e6 if cost_per_hour and rate else None
         return replace(self, cost_per_million=cost)
 
 
@@ -100,6 +108,7 @@ class PlanOptions:
 
     Attributes:
         context: Tokens of a sequence of language models, prompt and answer; 0: a quarter of the model's maximum.
+        link: Between the devices of a model's ranks, of ``links.toml``; "": that of the device.
         profile_file: Where figures of this machine are kept; None: the user's cache folder.
         fleet: A file of hosts with such devices; None: ``num_devices`` hosts.
         max_models: Models that may share a device or slice; 0: eight, or all if they are more.
@@ -115,6 +124,7 @@ class PlanOptions:
     rates: Mapping[str, float] = field(default_factory=dict)
     context: int = 0
     num_output_tokens: int = 128
+    link: str = ""
     cost_per_hour: float = 0.0
     profile_file: Path | None = None
     fleet: Path | None = None
@@ -238,22 +248,38 @@ def _language(blank: Estimate, subject: Subject, target: DeviceTarget, options: 
         raise InvalidArgumentError(
             f"--context {context} is longer than model '{subject.name}' allows; give at most {longest}"
         )
+    sizes = engine.parallel_sizes
+    parts = model.parts(sizes)
+    place = RankTarget(target, parts, find_link(options.link or spec.link))
     runtime = target.runtime_bytes("llm")
-    taken = runtime + model.weight_bytes
-    room = max(int((spec.memory_bytes - taken - model.activation_bytes) * 0.9), 0)
-    per_sequence = model.sequence_bytes(context)
-    num_fit = room // per_sequence
+    device_bytes = spec.memory_bytes // (sizes.num_ranks if spec.is_cpu else 1)
+    rooms = [max(int((device_bytes - runtime - part.weight_bytes - part.activation_bytes) * 0.9), 0) for part in parts]
+    num_fit = min(room // part.sequence_bytes(context) for room, part in zip(rooms, parts, strict=True))
     declared = bool(engine.num_blocks or engine.kv_cache_bytes or spec.is_cpu)
     most = min(options.batch or engine.max_num_seqs, max(num_fit, 1))
-    kv = model.kv_bytes(spec.memory_bytes, taken) if declared else most * per_sequence
-    notes = () if declared else (f"set kv_cache_bytes to {kv}, or the engine takes 90 % of what is free",)
-    if declared and kv // per_sequence < most:
-        most = max(kv // per_sequence, 1)
-        notes = (f"its KV cache of {kv / _MIB:.0f} MiB holds {most} sequences of {context} tokens",)
-    memory = MemoryUse(runtime, num * model.weight_bytes, num * model.activation_bytes, 0, num * kv)
-    one, step = target.decode(model, 1, context), target.decode(model, most, context)
+    kvs = [
+        part.kv_bytes(device_bytes, runtime + part.weight_bytes) if declared else most * part.sequence_bytes(context)
+        for part in parts
+    ]
+    largest = max(range(len(parts)), key=lambda index: parts[index].weight_bytes + kvs[index])
+    part, kv = parts[largest], kvs[largest]
+    notes = [] if declared else [f"set kv_cache_bytes to {kv}, or the engine takes 90 % of what is free"]
+    num_held = min(held // each.sequence_bytes(context) for held, each in zip(kvs, parts, strict=True))
+    if declared and num_held < most:
+        most = max(num_held, 1)
+        notes = [f"its KV cache of {kv / _MIB:.0f} MiB holds {most} sequences of {context} tokens"]
+    memory = MemoryUse(runtime, num * part.weight_bytes, num * part.activation_bytes, 0, num * kv)
+    (one, _), (step, exchange_s) = place.decode(1, context), place.decode(most, context)
     chunk = min(engine.max_num_batched_tokens, context)
-    prefill = target.prefill(model, chunk, chunk)
+    prefill, prefill_exchange_s = place.prefill(chunk, chunk)
+    shares = exchange_s / step.seconds, prefill_exchange_s / prefill.seconds
+    if sizes.num_ranks > 1:
+        where = "on one machine" if spec.is_cpu else f"on as many devices, with {place.link.name} between them"
+        notes.append(
+            f"{sizes.num_ranks} ranks (tensor {sizes.tensor}, pipeline {sizes.pipeline}, context {sizes.context}) "
+            f"{where}; memory is of the largest; exchanges are {shares[0]:.0%} of the time of the largest step and "
+            f"{shares[1]:.0%} of a prompt's"
+        )
     num_output = min(options.num_output_tokens, context - 1)
     prompt_s = (context - num_output) / chunk * prefill.seconds
     rate = most / step.seconds
@@ -264,15 +290,18 @@ def _language(blank: Estimate, subject: Subject, target: DeviceTarget, options: 
         max_batch=most,
         time_1=one,
         time_max=step,
-        ridge_batch=target.ridge(model),
+        ridge_batch=target.ridge(parts[-1]),
         largest_batch=num_fit,
         context=context,
-        largest_context=model.largest_context(room),
+        largest_context=min(each.largest_context(room) for room, each in zip(rooms, parts, strict=True)),
         prefill_per_s=chunk / prefill.seconds,
         rate_per_s=rate,
         requests_per_s=1 / (prompt_s + num_output / rate),
-        missing_bytes=max(memory.total - spec.memory_bytes, 0),
-        notes=notes,
+        num_ranks=sizes.num_ranks,
+        exchange_share=shares[0],
+        prefill_exchange_share=shares[1],
+        missing_bytes=max(memory.total - device_bytes, 0),
+        notes=tuple(notes),
     )
 
 

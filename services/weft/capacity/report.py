@@ -129,16 +129,24 @@ def _problem_of(estimates: list[Estimate], target: DeviceTarget, options: PlanOp
     if options.fleet is not None:
         devices = read_fleet(options.fleet, device, mig)
     else:
+        together = 1 if spec.is_cpu else max(each.num_ranks for each in estimates)
         devices = tuple(
-            replace(device, name=f"{spec.name}-{index}", host=f"host-{index}", mig=mig)
-            for index in range(options.num_devices)
+            replace(
+                device,
+                name=f"{spec.name}-{number}",
+                host=f"host-{number // together}",
+                index=None if spec.is_cpu else number % together,
+                mig=mig,
+            )
+            for number in range(options.num_devices)
         )
     num_domains = len({entry.in_domain for entry in devices})
     workloads = []
     for each in estimates:
         if each.memory is None:
             continue
-        device_per_s = each.requests_per_s * max(spec.num_cores, 1)  # on a CPU each core runs an instance at a time
+        num_cores = max(spec.num_cores // each.num_ranks, 1)  # on a CPU each core runs an instance, or rank, at a time
+        device_per_s = each.requests_per_s * num_cores
         busy = options.rates.get(each.model, 0.0) / device_per_s if device_per_s else 0.0
         num_replicas = max(math.ceil(busy / _MAX_LOAD - 1e-9), options.replicas.get(each.model, 1))
         if num_replicas > MAX_REPLICAS:
@@ -149,12 +157,13 @@ def _problem_of(estimates: list[Estimate], target: DeviceTarget, options: PlanOp
         workloads.append(
             Workload(
                 each.model,
-                each.memory.own,
+                each.memory.own * (each.num_ranks if spec.is_cpu else 1),
                 {spec.name: busy / num_replicas},
                 num_replicas=num_replicas,
                 spread=num_replicas > 1 and num_domains > 1,
                 host_memory_bytes=max(each.memory.runtime, 1),
                 num_instances=each.num_instances,
+                num_devices=1 if spec.is_cpu else each.num_ranks,
             )
         )
     return Problem(tuple(workloads), devices, _MAX_LOAD)
@@ -239,9 +248,15 @@ def render_report(report: PlanReport) -> str:
 
 
 def _placement_lines(problem: Problem, solution: Solution) -> Iterator[str]:
-    for device in problem.devices:
-        held = [f"{a.bin}: {a.workload}" for a in solution.assignments if a.bin.device == device.name]
-        yield from held or [f"{device.name}: nothing"]
+    held: dict[str, list[str]] = {device.name: [] for device in problem.devices}
+    workloads = {workload.name: workload for workload in problem.workloads}
+    for name, _, bin in solution.assignments:
+        together = problem.devices_of(workloads[name], problem.by_name[bin.device])
+        for rank, device in enumerate(together):
+            which = f" (rank {rank})" if len(together) > 1 else ""
+            held[device.name].append(f"{bin._replace(device=device.name)}: {name}{which}")
+    for device_name, lines in held.items():
+        yield from lines or [f"{device_name}: nothing"]
     for entry in solution.unplaced:
         yield f"no place for {entry.num_replicas} of {entry.workload}: {entry.why}"
     yield from solution.notes

@@ -120,28 +120,24 @@ class DeviceTarget:
 
         Weights are read once a step, keys and values of each sequence once.
         """
-        flops = num_sequences * (
-            2.0 * (model.config.num_multiplied + model.config.num_head) + model.attention_flops(1, context)
-        )
+        flops = num_sequences * (2.0 * (model.num_multiplied + model.num_head) + model.attention_flops(1, context))
         return self._step(model, flops, model.read_bytes(num_sequences) + num_sequences * model.read_kv_bytes(context))
 
     def prefill(self, model: LanguageModel, num_tokens: int, context: int) -> Timing:
         """Time of a step that computes ``num_tokens`` tokens of one prompt, up to ``context``, and samples once."""
-        flops = 2.0 * (num_tokens * model.config.num_multiplied + model.config.num_head) + model.attention_flops(
-            num_tokens, context
-        )
+        flops = 2.0 * (num_tokens * model.num_multiplied + model.num_head) + model.attention_flops(num_tokens, context)
         return self._step(model, flops, model.read_bytes(num_tokens) + model.read_kv_bytes(context))
 
     def ridge(self, model: LanguageModel) -> int:
         """Number of sequences from which compute, not reading weights, bounds the products of a decode step."""
-        flops_per_row = 2.0 * (model.config.num_multiplied + model.config.num_head)
+        flops_per_row = 2.0 * (model.num_multiplied + model.num_head)
         return max(1, round(model.matrix_bytes / flops_per_row * self._spec.ridge(model.kind)))
 
     def _step(self, model: LanguageModel, flops: float, moved: float) -> Timing:
         device = self._spec
         compute_s = flops / (device.peak(model.kind) * device.compute_share)
         memory_s = moved / (device.bytes_per_s * device.bandwidth_share)
-        overhead_s = 0.0 if device.is_cpu else model.config.num_layers * _KERNELS_PER_LAYER * _GRAPH_KERNEL_S
+        overhead_s = 0.0 if device.is_cpu else model.num_layers * _KERNELS_PER_LAYER * _GRAPH_KERNEL_S
         parts = {"compute": compute_s, "memory": memory_s, "overhead": overhead_s}
         return _timing(max(compute_s, memory_s) + overhead_s, parts)
 
@@ -184,6 +180,7 @@ class ThisMachine(DeviceTarget):
             runtime_bytes=0,
             source=cpu_model(),
             read=self._profile.measured,
+            link="loopback",
         )
 
     @override
@@ -261,11 +258,10 @@ class ThisMachine(DeviceTarget):
         return min(model.engine.num_threads, self._profile.num_cores)
 
     def _products_s(self, model: LanguageModel, num_rows: int, num_sampled: int) -> float:
-        config = model.config
-        num_multiplied = num_rows * config.num_multiplied
+        num_multiplied = num_rows * model.num_multiplied
         # an expert has fewer rows than the step
-        body_s = num_multiplied / self._rate(model, num_multiplied / config.num_read(num_rows))
-        return body_s + num_sampled * config.num_head / self._rate(model, num_sampled)
+        rows = num_rows * model.config.num_multiplied / model.config.num_read(num_rows)
+        return num_multiplied / self._rate(model, rows) + num_sampled * model.num_head / self._rate(model, num_sampled)
 
     def _rate(self, model: LanguageModel, num_rows: float) -> float:
         """Weights multiplied per second."""
@@ -278,7 +274,7 @@ class ThisMachine(DeviceTarget):
 
     def _fixed_s(self, model: LanguageModel, num_sequences: int) -> float:
         engine = self._profile.section(ENGINE, self._threads(model))
-        return float(engine.step_s + engine.layer_s * model.config.num_layers + engine.sequence_s * (num_sequences - 1))
+        return float(engine.step_s + engine.layer_s * model.num_layers + engine.sequence_s * (num_sequences - 1))
 
 
 def _operation_s(

@@ -53,6 +53,7 @@ from weft.v2.security.tls import ServerTls, server_tls_files
 from weft.v2.server.arguments import add_process_arguments
 from weft.v2.server.listening import exposure, host_and_port
 from weft.v2.server.metrics import CertificateCollector, DroppedLogsCollector, make_registry, serve_metrics
+from weft.v2.server.model_metrics import ModelMetricsCollector, add_metrics_from_argument
 from weft.v2.server.server import new_event_loop, stop_event
 
 if TYPE_CHECKING:
@@ -256,6 +257,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--router", required=True, metavar="ADDRESS", help="the router, for example 127.0.0.1:8001")
     add_process_arguments(parser, metrics_port=DEFAULT_METRICS_PORT)
+    add_metrics_from_argument(parser)
     parser.add_argument(
         "--port", type=int, default=DEFAULT_PORT, help="of HTTP; 0: chosen by the system (default %(default)s)"
     )
@@ -413,7 +415,15 @@ async def _serve(options: argparse.Namespace) -> None:
         resources = closing.enter_context(contextlib.closing(Resources(router, limits)))
         if options.batch_dir is not None:
             batches = _batches(options, resources)
-        registry = make_registry(lambda: (), (watchdog, DroppedLogsCollector(), CertificateCollector(options)))
+        registry = make_registry(
+            lambda: (),
+            (
+                watchdog,
+                DroppedLogsCollector(),
+                CertificateCollector(options),
+                ModelMetricsCollector(options.metrics_from),
+            ),
+        )
         gateway = Gateway(
             resources,
             Models(router, templates),

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -167,6 +168,24 @@ class MemoryStore:
         """See ``FileStore``."""
         self._keys = [None] * self.num_slots
         self._rows = self._rows[:0]
+
+
+def read_blocks(kv: Tensor, blocks: Sequence[int]) -> bytes:
+    """Contents of blocks of ``kv``, one behind the other."""
+    rows: Sequence[int] = blocks
+    if kv.is_cuda:
+        kv, rows = ops.gather_blocks(kv, _ids(blocks, kv)).cpu(), range(len(blocks))
+    data = kv.view(torch.uint8).view(len(kv), -1).numpy()
+    return b"".join([data[row] for row in rows])
+
+
+def write_blocks(kv: Tensor, blocks: Sequence[int], rows: npt.NDArray[np.uint8]) -> None:
+    """Set the contents of blocks of ``kv``, ``[len(blocks), bytes of a block]``."""
+    if kv.is_cuda:
+        data = torch.from_numpy(rows.copy()).to(kv.device).view(kv.dtype).view(len(blocks), *kv.shape[1:])
+        ops.scatter_blocks(kv, _ids(blocks, kv), data)
+    else:
+        kv.view(torch.uint8).view(len(kv), -1).numpy()[list(blocks)] = rows
 
 
 def _ids(blocks: "Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int32]]", kv: Tensor) -> Tensor:

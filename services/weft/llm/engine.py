@@ -2,9 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,7 @@ from weft.base.observing.logs import get_logger
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.engine_core import EngineCore, Runner
 from weft.llm.grammar import GrammarCompiler
+from weft.llm.kv_transfer import KvTransfers
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.lora import LoraBank
 from weft.llm.request import UNLIMITED_TOKENS, EngineRequest
@@ -64,6 +67,8 @@ class RequestLimits:
         self._check_token_ids("logit_bias", [token for token, _ in params.logit_bias])
         self._check_token_ids("allowed_token_ids", params.allowed_token_ids)
         self._check_token_ids("bad_words", [token for word in request.bad_words for token in word])
+        if request.resume_token_ids:
+            self._check_resumed(request)
         for name, num_top in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
             if num_top is not None and num_top > self._vocab_size:
                 raise InvalidArgumentError(
@@ -84,6 +89,29 @@ class RequestLimits:
                 else f"speculation must be 'none' or '{own}', which this model has, {got}"
             )
 
+    def _check_resumed(self, request: EngineRequest) -> None:
+        """Validate the tokens that a request has already; its prompt and parameters are valid."""
+        token_ids, params, num_prompt = request.resume_token_ids, request.params, len(request.prompt_ids)
+        if params.n > 1 or params.use_beam_search:
+            raise InvalidArgumentError(
+                "resume_token_ids continues one choice, so n and best_of must be 1 and use_beam_search false; send the "
+                "request anew without it"
+            )
+        self._check_token_ids("resume_token_ids", token_ids)
+        most = min(params.max_tokens, self._max_model_len - num_prompt, self._num_cached_tokens - num_prompt) - 1
+        if len(token_ids) > most:
+            raise InvalidArgumentError(
+                f"resume_token_ids has {len(token_ids)} tokens, at most {max(most, 0)} leave room for another within "
+                "max_tokens, max_model_len and the KV cache; the output is complete, or the model too small for it"
+            )
+        stop_ids = {*params.stop_token_ids, *(() if params.ignores_eos else self._eos_token_ids)}
+        for index, token in enumerate(token_ids[params.min_tokens :], params.min_tokens):
+            if token in stop_ids:
+                raise InvalidArgumentError(
+                    f"resume_token_ids has the stop token {token} at index {index}: the output is complete; do not "
+                    "resume it"
+                )
+
     def _check_token_ids(self, name: str, token_ids: npt.ArrayLike) -> None:
         ids = np.asarray(token_ids, np.int64)
         is_wrong = (ids < 0) | (ids >= self._vocab_size)
@@ -99,13 +127,14 @@ _LOG = get_logger("weft.llm")
 
 #: Idle time before the thread checks its invariants; back-to-back requests do not pay for the check.
 _IDLE_S = 0.1
-#: Time between two looks at the deadlines of requests that wait for their grammar, if nothing runs.
+#: Time between two looks at deadlines of leases, and of requests that wait for a grammar, if nothing runs.
 _COMPILING_S = 0.02
 #: Time that ``stop`` waits for the current step beyond the grace period.
 _STEP_GRACE_S = 5.0
 
-#: A handler and its request; None only wakes the thread.
-_Message = tuple[Callable[[EngineRequest], None], EngineRequest] | None
+ResultT = TypeVar("ResultT")
+#: A handler and its request, or the future of ``transfer``; None only wakes the thread.
+_Message = tuple[Callable[[Any], None], EngineRequest | Future[Any]] | None
 
 
 class Engine:
@@ -126,6 +155,8 @@ class Engine:
         speculator: Gives drafts to sequences; None: no speculation. Other threads may only read its counts.
         grammars: Compiles the grammars of structured output, owned by the engine; None: there is no tokenizer.
         lora: Adapters of the model; None: it has none.
+        block_key, block_fields: Of its ``BlockHasher``; engines with the same ones have the same hashes. Without a key
+            it draws one.
     """
 
     def __init__(
@@ -141,6 +172,8 @@ class Engine:
         speculator: Speculator | None = None,
         grammars: GrammarCompiler | None = None,
         lora: LoraBank | None = None,
+        block_key: bytes = b"",
+        block_fields: Mapping[str, str] | None = None,
     ) -> None:
         self.lora = lora
         self._grammars = grammars or GrammarCompiler(None, (), timeout_s=1.0)
@@ -152,7 +185,8 @@ class Engine:
         self._on_lost = on_lost
         self._clock_ns = clock_ns
         self._limits = RequestLimits(config, model_config, runner.num_blocks)
-        self._core = EngineCore(runner, config, model_config, self.metrics, clock_ns, speculator, lora)
+        core = partial(EngineCore, block_key=block_key, block_fields=block_fields)
+        self._core = core(runner, config, model_config, self.metrics, clock_ns, speculator, lora)
         # Putting into it is reentrant, so that a sink and even a finalizer may cancel.
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="llm-engine", daemon=True)
@@ -186,6 +220,11 @@ class Engine:
         return self._core.scheduler.max_len
 
     @property
+    def transfers(self) -> KvTransfers:
+        """Leases and copies of blocks; other threads may only read its counts."""
+        return self._core.transfers
+
+    @property
     def pool(self) -> BlockPool:
         """Blocks of the KV cache; other threads may only read its counts."""
         return self._core.pool
@@ -212,7 +251,12 @@ class Engine:
         return self._core.sequences(request)
 
     def submit(self, request: EngineRequest) -> None:
-        """Enqueue the request; its sink receives deltas until one has ``is_last`` set. Any thread.
+        """Enqueue the request; its sink receives deltas until one has ``is_last`` set. Raises as ``prepare``."""
+        self.prepare(request)
+        self.enqueue(request)
+
+    def prepare(self, request: EngineRequest) -> None:
+        """The first half of ``submit``: afterwards its ``block_hashes`` are known, and it must be enqueued. Any thread.
 
         Raises:
             InvalidArgumentError: The engine could never serve it.
@@ -234,12 +278,15 @@ class Engine:
         if spec is not None:
             resume = partial(self._inbox.put, (self._core.resume, request))
             try:
-                request.grammar = self._grammars.submit(spec, request.params.n, resume)
+                request.grammar = self._grammars.submit(spec, request.params.n, resume, request.resume_token_ids)
             except WeftError:
                 self._core.release(request)
                 raise
         request.arrival_ns = request.arrival_ns or self._clock_ns()
         self._core.prepare(request)
+
+    def enqueue(self, request: EngineRequest) -> None:
+        """The second half of ``submit``. Any thread."""
         self._inbox.put((self._core.admit, request))
         if self._end_error is not None:  # the thread may have ended without reading this request
             self._reject_unread(self._end_error)
@@ -266,6 +313,22 @@ class Engine:
         """End the thread, and fail every request with ``error``: the runner is lost. Any thread."""
         self._loss = error
         self._inbox.put(None)
+
+    def transfer(self, work: Callable[[KvTransfers], ResultT]) -> "Future[ResultT]":
+        """Run ``work`` between two steps; the future fails with a WeftError if the engine stops first. Any thread."""
+        future: Future[ResultT] = Future()
+
+        def run(_: EngineRequest) -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work(self._core.transfers))
+                except Exception as error:  # for whoever awaits it
+                    future.set_exception(error)
+
+        self._inbox.put((run, future))
+        if self._end_error is not None:
+            self._reject_unread(self._end_error)
+        return future
 
     def _run(self) -> None:
         try:
@@ -302,12 +365,12 @@ class Engine:
 
     def _read_inbox(self) -> None:
         inbox = self._inbox
-        is_compiling = self._core.num_compiling > 0
-        if not self._core.has_requests and (self._stop_ns is None or is_compiling):  # nothing else to do: wait
+        has_timers = self._core.num_compiling > 0 or self._core.transfers.num_open > 0
+        if not self._core.has_requests and (self._stop_ns is None or has_timers):  # nothing else to do: wait
             try:
-                message = inbox.get(timeout=_COMPILING_S if is_compiling else _IDLE_S)
+                message = inbox.get(timeout=_COMPILING_S if has_timers else _IDLE_S)
             except Empty:
-                if is_compiling:
+                if has_timers:
                     return
                 self._core.scheduler.check()
                 message = inbox.get()
@@ -335,5 +398,11 @@ class Engine:
                 message = self._inbox.get_nowait()
             except Empty:
                 return
-            if message is not None and message[0] == self._core.admit:
-                self._core.reject(message[1], error)
+            if message is None:
+                continue
+            handle, subject = message
+            if isinstance(subject, Future):
+                if subject.set_running_or_notify_cancel():
+                    subject.set_exception(error)
+            elif handle == self._core.admit:
+                self._core.reject(subject, error)

@@ -4,7 +4,7 @@ import random
 import secrets
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -16,10 +16,11 @@ from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgume
 from weft.base.observing.logs import get_logger
 from weft.llm.beams import BeamSearch
 from weft.llm.config import EngineConfig, TransformerConfig, kv_window
+from weft.llm.kv_transfer import KvTransfers
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.lora import LoraBank
-from weft.llm.request import Delta, EngineRequest, StepLogprobs
-from weft.llm.runner import RunnerLostError, StepTokens
+from weft.llm.request import HELD, RELEASED, Delta, EngineRequest, StepLogprobs
+from weft.llm.runner import ModelRunner, RunnerLostError, StepTokens
 from weft.llm.scheduler.blocks import BlockPool, OffloadTier
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.scheduler.scheduler import DraftSource, Scheduler, StepResult
@@ -86,20 +87,23 @@ class EngineCore:
         clock_ns: Callable[[], int],
         drafts: DraftSource | None = None,
         lora: LoraBank | None = None,
+        block_key: bytes = b"",
+        block_fields: Mapping[str, str] | None = None,
     ) -> None:
         self._lora = lora
         self.pool = BlockPool(
             runner.num_blocks,
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
-            key=secrets.token_bytes(32),
-            fields={"architecture": model_config.name, "kv_dtype": config.kv_dtype},
+            key=block_key or secrets.token_bytes(32),
+            fields=block_fields,
             window=kv_window(config, model_config),
             tier=OffloadTier(
                 runner.num_offload_blocks, config.block_size * model_config.kv_bytes_per_token(config.kv_dtype)
             ),
         )
         self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns, drafts=drafts)
+        self.transfers = KvTransfers(self.pool, runner if isinstance(runner, ModelRunner) else None, self._end_lease)
         self._in_flight: deque[_Launched] = deque()
         self._end_ns = 0  # of the latest step
         self._plans_ahead = config.plans_ahead
@@ -130,7 +134,7 @@ class EngineCore:
         """
         prompt_ids, params = request.prompt_ids, request.params
         if self.pool.enable_prefix_caching:
-            tokens = array("i", prompt_ids.tobytes())
+            tokens = array("i", [*prompt_ids.tolist(), *request.resume_token_ids])
             request.block_hashes = self.pool.hasher.prompt(request.cache_key, tokens, lambda: request.is_cancelled)
         if params.repetition_penalty != 1.0:
             request.unique_prompt_ids = np.unique(prompt_ids)
@@ -165,6 +169,11 @@ class EngineCore:
         if self._compiling.pop(request, None) is not None:
             self._start(request)
 
+    def _end_lease(self, request: EngineRequest) -> None:
+        self.scheduler.retry()
+        if request.hold_s:
+            self._emit(Delta(request, 0, [], finish_reason=RELEASED, is_last=True))
+
     def _start(self, request: EngineRequest) -> None:
         if request.grammar is not None:
             if (seconds := request.grammar.take_compile_s()) is not None:
@@ -189,6 +198,8 @@ class EngineCore:
             )
         first = sequences[0]
         first.scores = None if params.prompt_logprobs is None else []
+        if request.hold_s:
+            first.max_len = first.num_prompt + min(params.max_tokens, 1)
         self._requests[request] = active = _Active(sequences, params.n)
         if params.use_beam_search:
             most = min(first.max_len, self.scheduler.max_len) - first.num_prompt
@@ -214,6 +225,8 @@ class EngineCore:
             self._remove(request, "cancelled")
         elif request in self._compiling:
             self._fail_waiting(request, None)
+        else:
+            self.transfers.end(request)
 
     def finish(self, request: EngineRequest, choice: int) -> None:
         """Finish one choice without a delta; the request ends with its last choice."""
@@ -239,7 +252,8 @@ class EngineCore:
         self._emit(_error_delta(request, error))
 
     def expire(self, now_ns: int) -> None:
-        """Fail requests past their deadline with ``DeadlineExceededError``."""
+        """Fail requests past their deadline with ``DeadlineExceededError``, and end leases past theirs."""
+        self.transfers.expire(now_ns)
         for request in dict.fromkeys(sequence.request for sequence in self.scheduler.sweep(now_ns)):
             waited_ms = (now_ns - request.arrival_ns) / 1e6
             num_tokens = sum(sequence.num_output for sequence in self._requests[request].sequences)
@@ -259,6 +273,8 @@ class EngineCore:
             self._fail_request(request, error)
         for request in list(self._compiling):
             self._fail_waiting(request, error)
+        while self.transfers.end_oldest():
+            pass
 
     def step(self) -> None:
         """Run the next step and emit its deltas; if the step raises, its requests fail.
@@ -271,6 +287,8 @@ class EngineCore:
         if not self._in_flight:
             start_ns = self._clock_ns()
             plan = self.scheduler.schedule()
+            while plan is None and self.transfers.end_oldest():
+                plan = self.scheduler.schedule()
             if plan is None:
                 raise RuntimeError(f"{len(self._requests)} requests wait and none can run")
             self._launch(plan, start_ns)
@@ -359,7 +377,8 @@ class EngineCore:
                         deltas += active.search.deltas(request, active.first.num_cached, active.first.scores)
                         self._remove(request, deltas[-1].finish_reason)
                 continue
-            delta = Delta(request, sequence.choice, token_ids, num_cached_tokens=sequence.num_cached)
+            num_cached = min(sequence.num_cached, sequence.num_prompt)
+            delta = Delta(request, sequence.choice, token_ids, num_cached_tokens=num_cached)
             delta.prompt_logprobs, sequence.scores = sequence.scores, None
             if logprobs is not None and sequence.params.logprobs is not None:
                 rows = range(row, row + len(token_ids))
@@ -368,7 +387,13 @@ class EngineCore:
                 delta.finish_reason = finish_reason
                 active.num_open -= 1
                 delta.is_last = not active.num_open
-                if delta.is_last:
+                most = min(sequence.params.max_tokens, self.scheduler.max_len - sequence.num_prompt)
+                if request.hold_s and finish_reason == "length" and sequence.num_output < most:
+                    delta.finish_reason, delta.is_last = HELD, False
+                    self._remove(request, HELD)
+                    hashes = sequence.hashes[: sequence.num_prompt // self.pool.block_size]
+                    self.transfers.hold(request, hashes, self._clock_ns() + round(request.hold_s * 1e9))
+                elif delta.is_last:
                     self._remove(request, finish_reason)
             deltas.append(delta)
         return deltas
@@ -402,6 +427,7 @@ class EngineCore:
     def _fail_waiting(self, request: EngineRequest, error: WeftError | None) -> None:
         """End a request that waits for its grammar; None: it is cancelled."""
         self._compiling.pop(request, None)
+        self.transfers.end(request)
         if request.grammar is not None:
             request.grammar.leave()
         self.release(request)
@@ -415,6 +441,7 @@ class EngineCore:
         for sequence in reversed(sequences):  # forks first: cancelling their parent would enqueue them
             self.scheduler.cancel(sequence)
         self.release(request)
+        self.transfers.end(request)
         self._metrics.record_end(request, outcome, self._clock_ns())
 
 

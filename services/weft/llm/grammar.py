@@ -81,6 +81,15 @@ class GrammarMatcher:
         if not self._matcher.try_consume_tokens([token]) and not self._matcher.is_stopped():
             self._fail(f"token {token} does not follow it")
 
+    def resume(self, token_ids: Seq[int]) -> None:
+        """Advance by the tokens of an output that is to go on; ``error`` if they do not follow the grammar."""
+        num_taken = self._matcher.try_consume_tokens(list(token_ids))
+        if num_taken < len(token_ids):
+            self.error = (
+                f"resume_token_ids: token {token_ids[num_taken]} at index {num_taken} does not follow the grammar of "
+                "the request; send the tokens that this request was answered with"
+            )
+
     def forced(self, most: int) -> list[int]:
         """The tokens that must follow, at most ``most``; fewer while the model spells that text otherwise."""
         if self._pause:
@@ -200,12 +209,17 @@ class GrammarTicket:
         self._job = job
         self._name = name
 
-    def finish(self, future: Future[Any], count: int, on_ready: Callable[[], None]) -> None:
-        """Take ``count`` matchers, or the error, of a job that has ended."""
+    def finish(
+        self, future: Future[Any], count: int, on_ready: Callable[[], None], resume_token_ids: Seq[int] = ()
+    ) -> None:
+        """Take ``count`` matchers behind ``resume_token_ids``, or the error, of a job that has ended."""
         if future.cancelled():
             return
         if (error := future.exception()) is None:
             self.matchers = [GrammarMatcher(future.result().deep_copy()) for _ in range(count)]
+            for matcher in self.matchers if resume_token_ids else ():
+                matcher.resume(resume_token_ids)
+                self.error = InvalidArgumentError(matcher.error) if matcher.error else self.error
         else:
             self.error = InvalidArgumentError(f"{self._name}{error}")
         self.is_ready = True
@@ -262,8 +276,10 @@ class GrammarCompiler:
         else:
             self._load(table, list(eos_token_ids))
 
-    def submit(self, spec: GrammarSpec, count: int, on_ready: Callable[[], None]) -> GrammarTicket:
-        """Compile a grammar for ``count`` sequences, unless it has been or is being compiled.
+    def submit(
+        self, spec: GrammarSpec, count: int, on_ready: Callable[[], None], resume_token_ids: Seq[int] = ()
+    ) -> GrammarTicket:
+        """Compile a grammar for ``count`` sequences that have these tokens, unless it has been or is being compiled.
 
         ``on_ready`` is called when the ticket is ready, on this thread or on the one that compiles.
 
@@ -293,7 +309,7 @@ class GrammarCompiler:
                 (_, text, _), _ = self._jobs.popitem(last=False)
                 self._num_bytes -= len(text)
         ticket = GrammarTicket(self, job, spec.name)
-        job.future.add_done_callback(lambda future: ticket.finish(future, count, on_ready))
+        job.future.add_done_callback(lambda future: ticket.finish(future, count, on_ready, resume_token_ids))
         return ticket
 
     def leave(self, job: _Job) -> None:

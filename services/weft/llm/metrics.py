@@ -89,6 +89,8 @@ class EngineMetrics:
         num_prompt_tokens: Prompt tokens of requests with at least one token.
         num_computed_tokens: Tokens whose keys and values were computed; recomputation after a preemption counts again.
         num_non_finite: Requests that failed because their logits were NaN or infinite.
+        transfers: Fetches of blocks from other engines: ``"complete"``, ``"failed"``, or ``"late"``, past their time.
+        transfer_time: From the question to the last block, of those that are complete.
     """
 
     def __init__(
@@ -109,6 +111,8 @@ class EngineMetrics:
         self.num_prompt_tokens = self.num_cached_tokens = self.num_computed_tokens = self.num_output_tokens = 0
         self.num_good_requests = self.num_steps = self.num_failed_steps = self.num_non_finite = self.busy_ns = 0
         self.num_grammar_failures = 0
+        self.transfers: Counter[str] = Counter()
+        self.transfer_time = LatencyHistogram(FINE_BUCKETS_S)
 
     @property
     def hit_rate(self) -> float:
@@ -154,7 +158,7 @@ class EngineMetrics:
                     timeline.first_ns = now_ns
                     arrival_ns = sequence.request.arrival_ns
                     self.num_prompt_tokens += sequence.num_prompt
-                    self.num_cached_tokens += sequence.num_cached
+                    self.num_cached_tokens += min(sequence.num_cached, sequence.num_prompt)
                     self.queue_time.observe((sequence.first_scheduled_ns - arrival_ns) / 1e9)
                     self.ttft.observe((now_ns - arrival_ns) / 1e9)
             choice.num_tokens += num_new

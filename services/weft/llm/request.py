@@ -22,6 +22,8 @@ UNLIMITED_TOKENS = _INT32_MAX
 _INT64_MAX = 2**63 - 1
 #: Value of ``SamplingParams.speculation`` for no drafts at all.
 NO_SPECULATION = "none"
+#: Finish reasons of deltas of a request with ``hold_s``: after its first token, and when its lease has ended.
+HELD, RELEASED = "held", "released"
 
 #: Smallest and largest value of every number.
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -198,6 +200,11 @@ class SamplingParams:
         return cls(**values)
 
     @property
+    def ignores_eos(self) -> bool:
+        """Whether end-of-text tokens do not end it; a grammar's end is the end."""
+        return self.ignore_eos and self.structured_outputs is None
+
+    @property
     def has_penalties(self) -> bool:
         """Whether logits depend on the tokens so far, or are biased."""
         return bool(
@@ -332,7 +339,7 @@ class Delta:
         token_ids: New tokens, oldest first, including a token that ended the choice, such as end of text.
         logprobs: One entry per token of ``token_ids``; None if the request did not ask for them.
         finish_reason: ``""`` while the choice is unfinished; ``"stop"`` at a stop token, ``"length"`` at ``max_tokens``
-            or the end of the context.
+            or the end of the context; ``HELD`` and ``RELEASED`` of a request with ``hold_s``.
         error: Why the request failed; ``token_ids`` is empty then.
         num_cached_tokens: Prompt tokens found in the prefix cache when the choice was first scheduled.
         prompt_logprobs: With the first delta of choice 0, if asked for: of each token of the prompt after the first,
@@ -358,7 +365,7 @@ class Adapter:
     """A loaded adapter.
 
     Attributes:
-        id: Unique in the process, above 0: of another adapter than one that had the same name before.
+        digest: Of its weights, 16 bytes, the same in all processes.
         requests: Those that use it and have not ended.
         is_unloaded: No request may use it any more; its slot is free once the last has ended.
     """
@@ -366,7 +373,7 @@ class Adapter:
     name: str
     folder: Path
     slot: int
-    id: int
+    digest: bytes
     requests: "set[EngineRequest]" = field(default_factory=set)
     is_unloaded: bool = False
 
@@ -385,8 +392,13 @@ class EngineRequest:
             no deadline.
         salt: Requests with different salts share no cached prefix. Use one per tenant to isolate tenants.
         bad_words: Token ids of texts that the output must not have.
+        resume_token_ids: Tokens of the output that were made and delivered before, as by an engine that was lost; the
+            sequence goes on behind them as if it had sampled them itself.
         slo_ttft_ms: Time-to-first-token objective, for goodput, in milliseconds; 0: the engine's.
         slo_tpot_ms: Time-per-output-token objective, for goodput, in milliseconds; 0: the engine's.
+        hold_s: Above 0: end after the first token, with the finish reason ``HELD``, and keep the blocks of the prompt
+            for so long; the last delta then says ``RELEASED``. For one choice, of which more tokens may come.
+        lease: Name of that lease; nobody can guess it.
         is_cancelled: Set by ``Engine.cancel``; no further delta is delivered.
         block_hashes: Hashes of the leading full blocks of the prompt, as far as they are known. Owned by the engine.
         unique_prompt_ids: Tokens of the prompt, each once, where penalties need them; None: unknown. Owned by the
@@ -403,9 +415,12 @@ class EngineRequest:
     deadline_ns: int | None = None
     salt: bytes = b""
     bad_words: tuple[tuple[int, ...], ...] = ()
+    resume_token_ids: tuple[int, ...] = ()
     id: str = ""
     slo_ttft_ms: float = 0.0
     slo_tpot_ms: float = 0.0
+    hold_s: float = 0.0
+    lease: str = ""
     is_cancelled: bool = False
     block_hashes: list[bytes] = field(default_factory=list)
     unique_prompt_ids: npt.NDArray[np.int32] | None = None
@@ -415,4 +430,4 @@ class EngineRequest:
     @property
     def cache_key(self) -> bytes:
         """Requests with different keys share no cached prefix: of the adapter, and the salt."""
-        return (0 if self.adapter is None else self.adapter.id).to_bytes(8, "little") + self.salt
+        return (bytes(16) if self.adapter is None else self.adapter.digest) + self.salt

@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.base.errors import UnavailableError
 from weft.base.processes.malloc import set_kept_bytes
 from weft.llm import ops
-from weft.llm.block_store import open_store
+from weft.llm.block_store import open_store, write_blocks
 from weft.llm.config import EngineConfig
 from weft.llm.device_state import DeviceProposer, DeviceState
 from weft.llm.graphs import DecodeGraphs, GraphPolicy, Recorder
@@ -20,7 +20,7 @@ from weft.llm.models.model import TransformerModel
 from weft.llm.parallel import context
 from weft.llm.request import StepLogprobs
 from weft.llm.scheduler.micro_batches import MicroBatch, split
-from weft.llm.scheduler.plan import ForwardPlan, Int64, accepted_counts, count_drafts, draft_rows
+from weft.llm.scheduler.plan import BlockTransfers, ForwardPlan, accepted_counts, count_drafts, draft_rows
 from weft.llm.stage_link import StageLink
 
 
@@ -121,6 +121,7 @@ class ModelRunner:
 
     Attributes:
         num_offload_blocks: Blocks of the second tier; 0: there is none.
+        block_bytes: Size of a block.
         kv: The cache, ``[num_blocks, num_layers, ...]`` (``weft_kernels.blocks.layout``), zero-initialised, so that no
             block holds NaN.
     """
@@ -145,6 +146,7 @@ class ModelRunner:
         dtype = _CODES.get(config.kv_dtype, model.dtype)
         self.kv = model.new_kv(self.num_blocks, config.block_size, dtype)
         model.prepare(dtype)
+        self.block_bytes = self.kv[0].numel() * self.kv.itemsize
         self._store = open_store(config, self.kv)
         self.num_offload_blocks = 0 if self._store is None else self._store.num_slots
         num_columns = -(-config.max_model_len // config.block_size)
@@ -224,6 +226,12 @@ class ModelRunner:
             self._state.update(plan)
             return self._compute(plan)
 
+    def write_blocks(self, blocks: Sequence[int], rows: npt.NDArray[np.uint8], saves: BlockTransfers | None) -> None:
+        """Save to the second tier, then set the contents of blocks, ``[len(blocks), block_bytes]``; between steps."""
+        if saves is not None and self._store is not None:
+            self._store.run(self.kv, saves)
+        write_blocks(self.kv, blocks, rows)
+
     def close(self) -> None:
         """Free the file of the second tier; the cache is freed with the runner. Nothing may run afterwards."""
         self._model.forget_cache()
@@ -267,7 +275,7 @@ class ModelRunner:
         least = 1 if has_next else _MIN_PART_TOKENS[self.kv.device.type]
         return max(min(self._model.groups.pipeline.size, len(plan.token_ids) // least), 1)
 
-    def _in_order(self, parts: Sequence[tuple[Tensor, ...]], rows: Sequence[Int64]) -> tuple[Tensor, ...]:
+    def _in_order(self, parts: Sequence[tuple[Tensor, ...]], rows: Sequence[npt.NDArray[Any]]) -> tuple[Tensor, ...]:
         """Results of parts, with the rows of the step that they are of, as one of the step."""
         if len(parts) == 1:
             return parts[0]
@@ -277,7 +285,8 @@ class ModelRunner:
     def _run_with(self, proposer: DeviceProposer, plan: ForwardPlan, token_ids: Tensor) -> StepTokens:
         proposer.propose(plan, token_ids)
         # Ranks may have chosen different products of the draft model, which differ in the last digits.
-        token_ids = self._model.groups.tensor.broadcast(token_ids)
+        groups = self._model.groups
+        token_ids = groups.context.broadcast(groups.tensor.broadcast(token_ids))
         rows = draft_rows(plan)
         draft_ids = token_ids[self._state.upload(rows)].cpu().numpy() if len(rows) else np.empty(0, np.int32)
         if len(rows) and len(plan.penalty_tokens):
@@ -294,7 +303,7 @@ class ModelRunner:
         """
         adapters = self._state.row_adapters(plan)
         upload, share, group = self._state.upload, None, self._model.groups.context
-        if group.size > 1 and len(plan.token_ids) >= context.MIN_TOKENS * group.size:
+        if group.size > 1 and len(plan.token_ids) >= context.MIN_TOKENS[self.kv.device.type] * group.size:
             wanted = np.union1d(plan.sample_rows, plan.score_rows)
             if self._proposer is not None:
                 wanted = np.arange(len(plan.token_ids), dtype=np.int32)
@@ -385,6 +394,7 @@ class ModelRunner:
         token_ids = rows.sample(logits, upload(plan.sample_positions))
         logprobs = _logprobs(before, token_ids, num_top) if num_top >= 0 else ()
         if self._plans_ahead:
+            token_ids = self._model.groups.context.broadcast(token_ids)  # whole steps differ likewise
             self._state.last_tokens.index_put_((upload(plan.sample_slots),), token_ids)
         return token_ids, is_bad, *logprobs
 

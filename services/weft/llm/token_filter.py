@@ -16,11 +16,18 @@ class TokenFilter:
         allowed: Token ids that may come; empty: any.
         bad_words: Token ids of texts; the last of each is forbidden behind the others in the output.
         grammar: Where the sequence stands in its grammar, which holds too; None: it has none.
+        output: Tokens that the sequence has already.
     """
 
     __slots__ = ("_allowed", "_bits", "_endings", "_error", "_grammar", "_never", "_num_kept", "_output", "is_forced")
 
-    def __init__(self, allowed: Seq[int], bad_words: Seq[tuple[int, ...]], grammar: GrammarMatcher | None) -> None:
+    def __init__(
+        self,
+        allowed: Seq[int],
+        bad_words: Seq[tuple[int, ...]],
+        grammar: GrammarMatcher | None,
+        output: Seq[int] = (),
+    ) -> None:
         self._allowed = allowed
         self._never = [word[0] for word in bad_words if len(word) == 1]
         self._endings: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)  # by the last token but one
@@ -28,7 +35,7 @@ class TokenFilter:
             if len(word) > 1:
                 self._endings[word[-2]].append(word)
         self._num_kept = max(map(len, bad_words), default=1)
-        self._output: list[int] = []  # the last tokens
+        self._output = [*output[-self._num_kept :]]  # the last tokens
         self._grammar = grammar
         self._bits = np.empty(0, np.int32)
         self._error = ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from weft.base.observing.logs import get_logger
 from weft.base.processes.process import Endpoint, ServiceProcess
 from weft.base.repository.layout import is_graph_folder
-from weft.mesh.preflight import MeshError, hold_port, internal_access, service_folders, socket_paths
+from weft.mesh.preflight import MeshError, hold_port, internal_access, service_folders, socket_paths, write_mesh_key
 from weft.mesh.readiness import dialable, told
 from weft.mesh.registry import Rolls, RunningMesh, mesh_folder, publish, publish_rolls
 from weft.mesh.service_names import GATEWAY, GRAPHS, MODEL_SERVICES, ROUTER
@@ -77,7 +77,7 @@ class Mesh:
         self._was_whole = False
         self._is_watched = False
         self._restarting: asyncio.Task[None] | None = None
-        self._folder = self._graphs = Path()
+        self._folder = self._graphs = self._mesh_key = Path()
         self._rolls = Rolls()
 
     async def start(self) -> dict[str, Endpoint]:
@@ -97,6 +97,7 @@ class Mesh:
         router_metrics_port = self._hold(options.host, options.metrics_port)
         http_port = None if options.http_port is None else self._hold(options.host, options.http_port)
         folder = self._folder = self._held.enter_context(mesh_folder())
+        self._mesh_key = write_mesh_key(folder)
         self._graphs = folders[GRAPHS]
         replicas = {name: _labels(name, options.replicas.get(name, 1)) for name in names}
         sockets = socket_paths(folder, [name for name in names if len(replicas[name]) == 1])
@@ -132,6 +133,7 @@ class Mesh:
                 ),
                 *(f"--target={name}={address}" for name, address in addresses.items()),
                 *(f"--metrics-from={source}" for name in names for source in _metrics(replicas[name], endpoints)),
+                f"--mesh-key-file={self._mesh_key}",
                 *options.router_arguments,
                 *access.router_arguments,
             ],
@@ -259,7 +261,8 @@ class Mesh:
         ]  # fmt: skip
 
     def _repository_arguments(self, name: str, folder: Path) -> list[str]:
-        return [*self._options.service_arguments.get(name, ()), "--repository", str(folder)]
+        own = self._options.service_arguments.get(name, ())  # may name the key of a mesh of several machines
+        return [f"--mesh-key-file={self._mesh_key}", *own, "--repository", str(folder)]
 
     def _add_gateway(self, port: int, router: str) -> None:
         options = self._options

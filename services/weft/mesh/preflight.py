@@ -120,6 +120,14 @@ def internal_access(
     return InternalAccess(address, router_arguments, service_arguments, security, service_security)
 
 
+def write_mesh_key(folder: Path) -> Path:
+    """Write the secret that the services of a mesh share, for this run, into ``folder``; returns its file."""
+    path = folder / "mesh.secret"
+    path.touch(0o600)
+    path.write_text(new_key(_MESH)[0] + "\n", encoding="utf-8")
+    return path
+
+
 def _new_key(folder: Path, name: str, *, control: bool = False) -> tuple[Path, Path]:
     key, line = new_key(name)
     line = json.dumps(json.loads(line) | {"control": control})

@@ -73,6 +73,13 @@ def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -
         f"{BalancingPolicy().name}); may be repeated",
     )
     parser.add_argument(
+        "--mesh-key-file",
+        type=Path,
+        metavar="FILE",
+        help="secret that all services of the mesh share, in the first line of this file: without it no request of a "
+        "language model is split into prefill and decode",
+    )
+    parser.add_argument(
         "--state-dir",
         type=Path,
         metavar="DIR",

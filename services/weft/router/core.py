@@ -18,8 +18,6 @@ from weft.router.bandits.exchange import BanditFile
 from weft.router.feedback import GraphServicer, Siblings
 from weft.router.metrics import (
     AdmissionCollector,
-    MetricsSource,
-    ModelMetricsCollector,
     ReplicaCollector,
     RouterCollector,
     StepCollector,
@@ -34,6 +32,7 @@ from weft.router.steps.run import earlier
 from weft.router.target import RetryBudget, Target
 from weft.router.targets.catalog import CatalogEntry, TargetCatalog
 from weft.router.targets.model_control import TargetModelControl
+from weft.v2.server.model_metrics import MetricsSource, ModelMetricsCollector
 from weft.v2.server.server import Extension
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from weft.base.security.arguments import server_fault
+from weft.base.text.argument_types import argument
 from weft.router.admission.concurrency_limit import LOWEST_LEVEL
 from weft.router.admission.controller import AdmissionSettings
 from weft.router.arguments import add_arguments, usage_fault
 from weft.router.core import RouterCore
-from weft.router.metrics import MetricsSource, ModelMetricsCollector
 from weft.router.targets.connect import make_target
 from weft.router.targets.specification import (
     add_target_security_arguments,
@@ -21,12 +21,13 @@ from weft.router.targets.specification import (
     target_securities,
 )
 from weft.router.worker import GREATEST, WorkerCore
+from weft.v2.security.channel import read_key
 from weft.v2.server import server
+from weft.v2.server.model_metrics import ModelMetricsCollector, add_metrics_from_argument
 from weft.v2.workers.group import run_group
 from weft.v2.workers.link import WorkerLink, add_worker_arguments, settle_worker
 
 CoreT = TypeVar("CoreT", bound=RouterCore)
-T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,10 +60,11 @@ def make_core(options: argparse.Namespace, make: Callable[..., CoreT]) -> CoreT:
     """Create the router's core with ``make`` from arguments that ``fault_of`` accepts; needs a running event loop."""
     policies = dict(options.target_policy)
     securities = target_securities(options)
+    mesh_key = "" if options.mesh_key_file is None else read_key(options.mesh_key_file)
     return make(
         options.repository,
         [
-            make_target(name, address, policies.get(name), securities.get(name), wire=options.wire)
+            make_target(name, address, policies.get(name), securities.get(name), wire=options.wire, mesh_key=mesh_key)
             for name, address in options.target
         ],
         model_control=options.model_control_mode,
@@ -90,7 +92,7 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--target",
-        type=_argument(parse_target),
+        type=argument(parse_target),
         action="append",
         default=[],
         metavar="NAME=ADDRESS",
@@ -98,31 +100,11 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
         "model=host1:8021,host2:8021, or dns:///NAME:PORT; may be repeated; of several targets where a model is ready, "
         "the first is used",
     )
-    parser.add_argument(
-        "--metrics-from",
-        type=_argument(MetricsSource.parse),
-        action="append",
-        default=[],
-        metavar="[NAME=]URL",
-        help="page of a service's metrics, for example http://127.0.0.1:8022/metrics: those that its models have "
-        'registered are on the router\'s page too, with the label service="NAME" if there is one; may be repeated',
-    )
+    add_metrics_from_argument(parser)
     add_arguments(parser)
     add_target_security_arguments(parser)
     server.add_arguments(parser, grpc_port=8001, metrics_port=8002)
     return parser
-
-
-def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Adapt a parser for argparse, which hides the text of a ValueError."""
-
-    def parsed(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return parsed
 
 
 def fault_of(options: argparse.Namespace, in_process: Sequence[str] = ()) -> str:

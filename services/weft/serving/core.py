@@ -17,6 +17,7 @@ from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.serving.backends.base import Backend
 from weft.serving.backends.custom_metrics import CustomMetrics
+from weft.serving.block_exchange import BlockExchange
 from weft.serving.calls import Callee, ModelControl, NestedCalls, RouterCallee
 from weft.serving.config import ModelDefinition, config_override, define_model
 from weft.serving.config.placement import count_gpus
@@ -28,6 +29,7 @@ from weft.serving.metrics import ExportedMetrics, InlineCollector, LoadCollector
 from weft.serving.runtime.idle import make_limiter
 from weft.serving.scheduler.rate_limiter import ResourceKey
 from weft.v2.client.wires import WireName
+from weft.v2.protocol.handover import SOURCE
 from weft.v2.security.channel import ChannelSecurity
 from weft.v2.server.health import LoadReporter
 from weft.v2.server.server import Extension
@@ -58,6 +60,8 @@ class ServingCore(InferenceCore):
         completes_configs: Fill in missing configuration from the models' files.
         max_instances: Of one model whose configuration a client gives.
         max_sent_bytes: Of the files of all models that clients load with their files; 0: they cannot.
+        mesh_key: Secret that the services of the mesh share; "": there is none.
+        peer_security: Of channels to other model services.
     """
 
     def __init__(
@@ -81,6 +85,8 @@ class ServingCore(InferenceCore):
         completes_configs: bool = True,
         max_instances: int = DEFAULT_MAX_INSTANCES,
         max_sent_bytes: int = 0,
+        mesh_key: str = "",
+        peer_security: ChannelSecurity | None = None,
     ) -> None:
         self._repository = ModelRepository(repository)
         self._backends = backends
@@ -109,6 +115,8 @@ class ServingCore(InferenceCore):
         self._limiter = None if rate_limits is None else make_limiter(rate_limits)
         self._answers = CoalescingCache(response_cache_bytes, 0, time.monotonic_ns)
         self._metrics = CustomMetrics()
+        self._mesh_key = mesh_key
+        self._blocks = BlockExchange(mesh_key, peer_security)
         self._exports = ExportedMetrics()
         self._control = ModelControl(self, partial(self.load, is_nested=True), asyncio.get_running_loop())
         self._is_started = False
@@ -141,6 +149,7 @@ class ServingCore(InferenceCore):
         await asyncio.gather(*following, return_exceptions=True)
         await self._clients.close()
         await asyncio.gather(*(model.close(grace_s=grace_s) for model in self._models.values()))
+        await self._blocks.close()
         if self._router is not None:
             await self._router.close()
 
@@ -198,6 +207,8 @@ class ServingCore(InferenceCore):
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """Answer one request. Cancelling the awaiting task withdraws it."""
+        if SOURCE in call.parameters and not call.outputs:
+            return await self._blocks.answer(call)
         model = self._models.get(call.model_name) or self._find(call.model_name)
         served = model.serving(call)
         if served.signature.is_decoupled and not served.signature.can_collect:
@@ -306,6 +317,8 @@ class ServingCore(InferenceCore):
             metrics=self._metrics,
             control=self._control,
             exports=self._exports,
+            mesh_key=self._mesh_key,
+            blocks=self._blocks,
         )
 
     async def _load_if_it_can(self, name: str) -> None:

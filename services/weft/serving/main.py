@@ -15,7 +15,7 @@ from weft.serving.core import DEFAULT_MAX_INSTANCES, DEFAULT_RESPONSE_CACHE_BYTE
 from weft.serving.lifecycle.warm_pool import WarmLimits
 from weft.serving.scheduler.rate_limiter import ResourceKey, parse_limit
 from weft.v2.client.wires import WireName
-from weft.v2.security.channel import channel_security
+from weft.v2.security.channel import channel_security, read_key
 from weft.v2.server import server
 
 DEFAULT_LOAD_FILES_MIB = 1024
@@ -70,6 +70,8 @@ def make_core(
         callee=callee,
         rate_limits=dict(options.rate_limit_resource) if options.rate_limit == "execution_count" else None,
         completes_configs=not options.disable_auto_complete_config,
+        peer_security=channel_security(options, "peer-"),
+        mesh_key="" if options.mesh_key_file is None else read_key(options.mesh_key_file),
     )
 
 
@@ -88,6 +90,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "this service",
     )
     add_channel_arguments(parser, "router-", "the router")
+    add_channel_arguments(parser, "peer-", "other model services, for blocks of KV caches")
+    parser.add_argument(
+        "--mesh-key-file",
+        type=Path,
+        metavar="FILE",
+        help="secret that all services of the mesh share, in the first line of this file: names of cached blocks of "
+        "language models are made with it, so that replicas understand one another's; default: each its own",
+    )
     parser.add_argument(
         "--response-cache-mib",
         type=int,

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shutil import copytree
 from typing import Any, ClassVar
 
 import numpy as np
@@ -157,6 +158,32 @@ def test_a_language_model_is_planned_by_context(repository: Path, capsys: pytest
     assert found[0]["unit"] == "tokens"
     assert found[1]["memory"]["kv"] == 2 * found[0]["memory"]["kv"] == 64 * 2048 * 2 * 2 * 128 * 4
     assert found[0]["largest_context"] == 4096
+
+
+def test_ranks_of_a_language_model_have_a_device_each(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On one host, side by side; they share its heads and cost as many devices; the CPU has all of them."""
+    copytree(repository / "chat", tmp_path / "chat")
+    with (tmp_path / "chat" / "config.pbtxt").open("a") as config:
+        config.write('parameters { key: "tensor_parallel_size" value { string_value: "4" } }\n')
+    options = ["chat", "--device", "H100", "--cost-per-hour", "3.6"]
+    _, alone = planned(repository, capsys, *options)
+    status, report = planned(tmp_path, capsys, *options, "--num-devices", "4", "--link", "pcie5")
+    (whole,), (one,) = alone["estimates"], report["estimates"]
+    assert (status, one["num_ranks"], 4 * one["memory"]["kv"]) == (0, 4, whole["memory"]["kv"])
+    assert 0 < one["exchange_share"] < 1
+    assert one["cost_per_million"] == pytest.approx(4 * 3.6 / 3600 / one["rate_per_s"] * 1e6)
+    assert [entry[2][0] for entry in report["placement"]["assignments"]] == ["H100-80GB-0"]
+    assert [device["host"] for device in report["placement"]["devices"]] == ["host-0"] * 4
+    assert planned(tmp_path, capsys, *options, "--num-devices", "3")[0] == 1
+    cpu = "memory_gib = 64\nbandwidth_gb_per_s = 50\nis_cpu = true\nnum_cores = 8\ntflops = { fp32 = 1 }\n"
+    (tmp_path / "cpu.toml").write_text(cpu)
+    status, report = planned(tmp_path, capsys, "chat", "--device", str(tmp_path / "cpu.toml"))
+    (workload,), (one,) = report["placement"]["workloads"], report["estimates"]
+    assert (status, workload["num_devices"]) == (0, 1)
+    own = sum(size for name, size in one["memory"].items() if name != "runtime")
+    assert workload["memory_bytes"] == 4 * own
 
 
 def test_what_does_not_fit_is_told_by_how_much(

@@ -9,6 +9,7 @@ import pytest
 
 from weft.backends.llm import metric_names as own
 from weft.backends.llm import settings, tensors
+from weft.base.signature import DEFAULT_MIGRATION_LIMIT
 from weft.base.text.pbtxt import render
 from weft.cli import __main__ as weft
 from weft.language import GraphSource
@@ -37,7 +38,7 @@ def names(cell: str) -> list[str]:
 
 
 def test_every_parameter_is_listed_with_its_default() -> None:
-    """Those of the engine but for what other parts of the configuration decide, and the backend's own four."""
+    """Those of the engine but for what other parts of the configuration decide, and the backend's own."""
     expected = {f.name: str(f.default).lower() for f in fields(EngineConfig) if f.name not in settings._DECIDED}
     expected = {name: text.removesuffix(".0") or "none" for name, text in expected.items()}
     listed = {name: cells[2] for cells in rows("Parameters of the engine") for name in names(cells[0])}
@@ -46,6 +47,8 @@ def test_every_parameter_is_listed_with_its_default() -> None:
         "load_format": "safetensors",
         "generation_config": "auto",
         "metric_names": "weft",
+        "migration_limit": str(DEFAULT_MIGRATION_LIMIT),
+        "kv_events": "none",
         "kv_offload_path": "temporary files",
     }
     assert expected | own == listed

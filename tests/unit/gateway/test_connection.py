@@ -104,8 +104,9 @@ async def test_a_body_after_its_answer_is_read_for_a_while(app: App, monkeypatch
     assert connection.MAX_UNREAD_BYTES <= num_sent < 64 << 20, num_sent  # what the system buffers counts too
 
 
-async def test_who_sends_all_before_reading_gets_the_answer(app: App) -> None:
+async def test_who_sends_all_before_reading_gets_the_answer(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a client with a body over the limit does, which the server has refused at once."""
+    monkeypatch.setattr(connection, "HEADERS_TIMEOUT_S", WAIT_S)
     loop = asyncio.get_running_loop()
     async with connected(app) as client, asyncio.timeout(WAIT_S):
         size = 80 << 20
@@ -151,8 +152,12 @@ async def test_a_request_in_work_has_its_time(app: App, monkeypatch: pytest.Monk
             await read_answer(client)
 
 
-async def test_a_new_connection_may_send_its_request_while_the_server_stops(app: App) -> None:
+async def test_a_new_connection_may_send_its_request_while_the_server_stops(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client that has connected just before a stop is answered; then its connection is closed."""
+    monkeypatch.setattr(connection, "HEADERS_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(connection, "FIRST_REQUEST_S", 2.0)  # then its connection is closed, answered or not
     listening = bound_socket("127.0.0.1", 0, shares_port=False)
     address = listening.getsockname()
     server = HttpServer(app, None, 5.0)

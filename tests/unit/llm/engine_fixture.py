@@ -82,6 +82,7 @@ def make_engine(
     speculator: Speculator | None = None,
     proposer: DeviceProposer | None = None,
     grammars: GrammarCompiler | None = None,
+    block_key: bytes = b"",
     **config: Any,
 ) -> Engine:
     """An engine that has not been started, of a random model of ``shape`` or of ``model``.
@@ -105,6 +106,7 @@ def make_engine(
         clock_ns=clock_ns,
         speculator=speculator,
         grammars=grammars,
+        block_key=block_key,
         lora=(model or own).lora,
     )
 

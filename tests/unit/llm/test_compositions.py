@@ -101,6 +101,7 @@ class Life:
         self.num_unknown = 0
         self.groups, self.before_step = ALONE, nothing
         self.requests = [self._request(base) for _ in range(pick.randint(3, 9))]
+        self.num_resumed = [0] * len(self.requests)
 
     def __repr__(self) -> str:
         return repr({name: value for name, value in self.options.items() if name != "model"})
@@ -128,6 +129,14 @@ class Life:
         }
         share = pick.choice((0.15, 0.5))
         return params | {name: value for name, value in options.items() if pick.random() < share}
+
+    def resume(self, expected: list[Answer]) -> None:
+        """Some of the requests with one choice begin anew within their expected answers."""
+        cut = random.Random(len(expected))
+        for index, answer in enumerate(expected):
+            if len(answer.tokens) == 1 and cut.random() < 0.3:
+                self.num_resumed[index] = cut.randrange(len(answer.text))
+                self.requests[index]["resume_token_ids"] = tuple(answer.text[: self.num_resumed[index]])
 
     def answers(self) -> list[Answer]:
         return [Answer(**request) for request in self.requests]
@@ -205,16 +214,18 @@ def _run(life: Life) -> tuple[Engine, list[Answer]]:
 def check(life: Life) -> Counter[str]:
     """One life equals its plain answers; returns what happened in it."""
     expected = life.expected()
+    life.resume(expected)
     engine, answers = _run(life)
     engine.pool.check()
     engine._core.scheduler.check()
     assert (0, 0, 0) == (engine.pool.num_used, engine.num_running, engine.num_waiting)
-    for one, other in zip(expected, answers, strict=True):
+    for one, other, start in zip(expected, answers, life.num_resumed, strict=True):
         assert other.error is None or isinstance(other.error, DeadlineExceededError | InternalError), other.error
         for choice, (tokens, logprobs) in enumerate(zip(other.tokens, other.logprobs, strict=True)):
             whole = bool(other.reasons[choice])
-            assert (one.tokens[choice] if whole else one.tokens[choice][: len(tokens)]) == tokens, life
-            assert one.logprobs[choice][: len(logprobs)] == logprobs, life
+            end = len(one.tokens[choice]) if whole else start + len(tokens)
+            assert one.tokens[choice][start:end] == tokens, life
+            assert one.logprobs[choice][start : start + len(logprobs)] == logprobs, life
             assert not whole or one.reasons[choice] == other.reasons[choice], life
     tier, speculator = engine.pool.tier, engine.speculator
     return Counter(
@@ -228,6 +239,7 @@ def check(life: Life) -> Counter[str]:
             "failed steps": engine.metrics.num_failed_steps,
             "cached tokens": sum(delta.num_cached_tokens for answer in answers for delta in answer.deltas),
             "unknown tokens": life.num_unknown,
+            "resumed tokens": sum(life.num_resumed),
         }
     )
 
@@ -239,4 +251,4 @@ def test_every_combination_answers_as_a_plain_engine(first_seed: int):
     What is cut short is the beginning of the same. Each of eight lives has other parameters, requests and mishaps.
     """
     events = sum((check(Life(seed)) for seed in range(first_seed, first_seed + 8)), Counter[str]())
-    assert 9 == len(events), events
+    assert 10 == len(events), events

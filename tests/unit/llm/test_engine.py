@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -435,3 +436,33 @@ def test_logits_that_are_no_numbers_fail_their_request_alone():
     assert [[], []] == spoiled.tokens
     assert [5, 5, 5] == [len(answer.tokens[0]) for answer in others]
     assert 1 == engine.metrics.num_non_finite
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"resume_token_ids": (1, 96)}, "resume_token_ids: token ids of this model are 0 to 95, got 96 at index 1"),
+        ({"resume_token_ids": (1,), "n": 2}, "resume_token_ids continues one choice, so n and best_of must be 1"),
+        ({"resume_token_ids": (1,), "use_beam_search": True}, "use_beam_search false"),
+        ({"resume_token_ids": (1, 2), "max_tokens": 2}, "resume_token_ids has 2 tokens, at most 1 leave room"),
+        ({"resume_token_ids": (1,) * 300, "max_tokens": 200}, "has 300 tokens, at most 199 leave room"),
+        ({"resume_token_ids": (1, 7, 2), "stop_token_ids": (7,)}, "has the stop token 7 at index 1: the output is"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused(given: dict[str, Any], words: str) -> None:
+    """With what was given and what may be."""
+    engine = make_engine()
+    with pytest.raises(InvalidArgumentError, match=re.escape(words)):
+        engine.submit(Answer([1, 2], **{"max_tokens": 20} | given).request)
+
+
+def test_stop_tokens_before_the_least_length_are_resumed() -> None:
+    """Nor does one end a text that ignores them."""
+    whole = Answer([1, 2], max_tokens=20, min_tokens=9, stop_token_ids=(7,), logit_bias={7: 100.0})
+    again = Answer(
+        [1, 2], max_tokens=20, min_tokens=9, stop_token_ids=(7,), logit_bias={7: 100.0}, resume_token_ids=(7, 7)
+    )
+    serve([whole, again])
+    assert 7 == whole.text[-1]
+    assert 10 == len(whole.text)
+    assert (8, 7) == (len(again.text), again.text[-1])

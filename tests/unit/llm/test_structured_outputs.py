@@ -18,6 +18,7 @@ from tests.unit.llm.adapters import merged, save_adapter
 from tests.unit.llm.engine_fixture import (
     MODEL,
     Answer,
+    answer_all,
     assert_clean,
     assert_equal,
     finish,
@@ -98,6 +99,37 @@ def test_bad_words_hold_within_a_grammar() -> None:
         texts = [b"".join(bytes(_codec().shown_token(token).data) for token in one.text[:-1]) for one in (plain, other)]
         assert all(re.fullmatch(b"[0-9]{6}-[a-c]{2}", text) for text in texts)
         assert set(plain.text[:4]).isdisjoint(other.text)
+
+
+@pytest.mark.parametrize("way", ["plain", "ngram", "filtered"])
+def test_an_output_goes_on_within_its_grammar(way: str) -> None:
+    """From each of its tokens on the rest is the same, with log probabilities, drafts and forbidden tokens."""
+    more: dict[str, Any] = {"bad_words": ((7,), (8, 9)), "presence_penalty": 0.5} if way == "filtered" else {}
+    whole = _answers(24, **more)[::2]
+    serve(whole, **_options(enable_prefix_caching=False))
+    speculator = Speculator("ngram", FixedDepth(3), NgramProposer) if way == "ngram" else None
+    parts = []
+    for index, one in enumerate(whole):
+        cuts = range(1, len(one.text), 3)
+        again = [_answers(24, **more, resume_token_ids=tuple(one.text[:cut]))[2 * index] for cut in cuts]
+        parts += [(one, cut, other) for cut, other in zip(cuts, again, strict=True)]
+    serve([other for _, _, other in parts], **_options(speculator=speculator))
+    for one, cut, other in parts:
+        assert (one.text[cut:], one.reasons) == (other.text, other.reasons)
+        assert one.logprobs[0][cut:] == other.logprobs[0]
+
+
+def test_an_output_that_does_not_follow_its_grammar_is_refused() -> None:
+    """With the token; also one behind its end."""
+    outputs = {"choice": ["yes", "no"]}
+    whole = Answer([5, 6], max_tokens=20, structured_outputs=outputs)
+    serve([whole], **_options())
+    wrong = [(*whole.text[:-1], whole.text[0]), (9, *whole.text[1:-1])]
+    answers = [Answer([5], max_tokens=20, structured_outputs=outputs, resume_token_ids=each) for each in wrong]
+    answer_all(make_engine(**_options()), answers)
+    for answer, place in zip(answers, (len(whole.text) - 1, 0), strict=True):
+        assert isinstance(answer.error, InvalidArgumentError)
+        assert f"token {wrong[answers.index(answer)][place]} at index {place} does not follow" in answer.error.message
 
 
 def _is(condition: object) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.mesh.preflight import MeshError, hold_port, service_folders, socket_paths
+from weft.mesh.preflight import MeshError, hold_port, service_folders, socket_paths, write_mesh_key
+from weft.v2.security.channel import read_key
 from weft.v2.server.unix_socket import MAX_PATH_BYTES
 
 SERVICES = ("preprocess", "model")
@@ -111,3 +112,11 @@ def test_none_has_one_where_the_folder_is_too_deep(tmp_path: Path) -> None:
     folder.mkdir()
     assert ["model"] == list(socket_paths(folder, ["model"]))
     assert {} == socket_paths(folder, ["model", "preprocess"])
+
+
+def test_the_key_of_a_mesh_is_for_this_user_alone(tmp_path: Path) -> None:
+    """And another one in each run."""
+    (tmp_path / "other").mkdir()
+    first, second = (write_mesh_key(folder) for folder in (tmp_path, tmp_path / "other"))
+    assert 0o600 == first.stat().st_mode & 0o777
+    assert read_key(first) != read_key(second)

@@ -7,13 +7,14 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 
-from weft.backends.llm import tensors
+from weft.backends.llm import kv_events, tensors
 from weft.backends.llm.adapters import ADAPTERS, InstanceAdapters, adapters_of
 from weft.backends.llm.generation import Generation, ResponseSink
 from weft.backends.llm.metric_names import EngineExport
 from weft.backends.llm.settings import Settings, read_settings
 from weft.backends.llm.tensors import RequestReader
 from weft.backends.llm.text import TextCodec
+from weft.backends.llm.transfers import BlockTransfers
 from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.llm.models.foreign import ForeignConfig
@@ -136,6 +137,8 @@ class LlmBackend(Backend):
         self._num_losses = 0
         self._group: Any = None  # ``GroupRunner``, whose module imports torch
         self._adapters: InstanceAdapters | None = None
+        self._transfers: BlockTransfers | None = None
+        self._events: kv_events.KvEventPublisher | None = None
 
     @classmethod
     def num_slots(cls, model: ModelContext) -> int:
@@ -153,6 +156,8 @@ class LlmBackend(Backend):
         engine = settings.engine.resolved(config)
         RequestReader(self._codec, engine.max_num_seqs, defaults, engine.max_model_len)
         require_installed("torch", "torch")
+        for package in kv_events.PACKAGES if settings.kv_events is not None else ():
+            require_installed(package, kv_events.EXTRA)
         if isinstance(config, ForeignConfig):
             require_installed("transformers", "llm")
         elif settings.has_weights:
@@ -181,6 +186,7 @@ class LlmBackend(Backend):
             codec=self._codec,
             on_group=partial(setattr, self, "_group"),
         )
+        self._transfers = BlockTransfers(self._engine, self.model, settings)
         self._reader = RequestReader(self._codec, settings.engine.max_num_seqs, defaults, self._engine.max_len)
         if self.model.exports is not None:
             export = EngineExport(
@@ -195,6 +201,11 @@ class LlmBackend(Backend):
         if self._engine.lora is not None:
             self._adapters = self._adapters or adapters_of(self.model, settings.engine.lora_root)
             self._adapters.add(self._engine.lora)
+        if settings.kv_events is not None:
+            pool = self._engine.pool
+            self._events = pool.observer = kv_events.KvEventPublisher(
+                settings.kv_events, pool.block_size, pool.num_blocks
+            )
         self._engine.start()
         self._loss = ""
 
@@ -215,11 +226,17 @@ class LlmBackend(Backend):
         """Stop engine and output thread; unfinished requests fail."""
         if self.model.exports is not None:
             self.model.exports.detach(self.instance.token)
+        if self._transfers is not None:
+            self._transfers.close()
+            self._transfers = None
         if self._engine is not None:
             if self._adapters is not None:
                 self._adapters.remove(self._engine.lora)
             self._engine.stop(_CLOSE_GRACE_S)
             self._engine = self._group = None
+        if self._events is not None:
+            self._events.close()
+            self._events = None
         if self._output is not None:
             self._output.close()
             self._output = None
@@ -247,8 +264,8 @@ class LlmBackend(Backend):
         threading.Thread(target=lambda: sink.deliver(adapters.answer(request), is_final=True), daemon=True).start()
 
     def _submit(self, request: InferenceRequest, sink: ResponseSink) -> None:
-        engine, output = self._engine, self._output
-        if engine is None or output is None:
+        engine, output, transfers = self._engine, self._output, self._transfers
+        if engine is None or output is None or transfers is None:
             raise UnavailableError(f"instance {self.instance.name} is closed")
         generation_request = self._reader.read(request)
         context = request.context
@@ -261,9 +278,11 @@ class LlmBackend(Backend):
             deadline_ns=context.deadline_ns,
             salt=generation_request.salt,
             bad_words=generation_request.bad_words,
+            resume_token_ids=generation_request.resume_token_ids,
             id=request.call.request_id,
         )
         cancel = partial(engine.cancel, engine_request)
+        source = transfers.prepare(engine_request, generation_request, request.call.parameters)
         generation = Generation(
             request,
             generation_request,
@@ -272,12 +291,13 @@ class LlmBackend(Backend):
             finish=partial(engine.finish, engine_request),
             cancel=cancel,
             on_done=partial(request.forget, cancel),
+            source=source,
         )
         if request.stream is not None:
             request.stream.on_taken = partial(output.on_response_taken, generation)
         request.when_cancelled(cancel)
         try:
-            engine.submit(engine_request)
+            transfers.submit(engine_request, request.call.parameters, generation.events)
         except WeftError:
             request.forget(cancel)
             raise

@@ -12,11 +12,12 @@ import numpy as np
 from weft.backends.llm import tensors
 from weft.backends.llm.tensors import GenerationRequest
 from weft.backends.llm.text import TextCodec
-from weft.base.errors import WeftError
+from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.tensors import Array
-from weft.llm.request import Delta, SamplingParams, StepLogprobs, TokenLogprobs
+from weft.llm.request import HELD, RELEASED, Delta, SamplingParams, StepLogprobs, TokenLogprobs
 from weft.serving.detokenizer import Demand, StopStrings, enough_of
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Work
+from weft.v2.protocol.handover import HANDOVER
 
 #: Finish reason of an unfinished choice in vLLM's Triton backend.
 _NOT_FINISHED = "None"
@@ -55,6 +56,15 @@ class ChoiceOutput:
         self._num_tokens = 0
         self._undecoded: list[int] = []
         self._ready = ""
+
+    def resume(self, token_ids: Sequence[int], cumulative_logprob: float) -> None:
+        """Take tokens that were sent before, by another engine; a stop string among them is in ``stopped_by``."""
+        for token_id in token_ids:
+            self._append([token_id], ())
+            self._decode()
+        self.take_text()
+        self.mark_sent()
+        self.cumulative_logprob = cumulative_logprob
 
     def add(self, delta: Delta) -> None:
         """Append new tokens, up to a stop string, which finishes the choice."""
@@ -191,6 +201,10 @@ class Generation:
         finish: Finishes a choice in the engine, by its index.
         cancel: Cancels the request in the engine.
         on_done: Called after the final response was sent.
+        source: Where blocks of the prompt are, if the request is handed over after its first token; else "".
+
+    Attributes:
+        events: Of its span: name, time, attributes.
     """
 
     def __init__(
@@ -203,7 +217,11 @@ class Generation:
         finish: Callable[[int], None],
         cancel: Callable[[], None],
         on_done: Callable[[], None],
+        source: str = "",
     ) -> None:
+        self.events: list[tuple[str, int, Mapping[str, Any]]] = []
+        self._source = source
+        self._is_held = False
         self._request = request
         self._generation_request = generation_request
         self._sink = sink
@@ -228,17 +246,26 @@ class Generation:
         if delta.error is not None:
             self._end(delta.error)
             return
+        if delta.finish_reason == RELEASED:  # another replica goes on, or nobody asked for the blocks in time
+            self._is_done = True
+            self._sink.deliver(None, is_final=True)
+            self._on_done()
+            return
         if not self._choices:
             self._start()
+            if self._is_done:
+                return
             self._num_cached_tokens = delta.num_cached_tokens
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = delta.prompt_logprobs
         self._num_tokens += len(delta.token_ids)
         choice = self._choices[delta.choice]
+        if delta.finish_reason == HELD:
+            self._is_held, delta.finish_reason = True, ""
         has_ended = bool(choice.finish_reason)
         choice.add(delta)
         if choice.finish_reason and not (has_ended or delta.finish_reason):
-            self._finish(delta.choice)  # at a stop string, which the engine does not know
+            self._cancel() if self._is_held else self._finish(delta.choice)  # at a stop string: the engine goes on
 
     def on_response_taken(self) -> None:
         """Count a response that the client has read."""
@@ -256,6 +283,11 @@ class Generation:
             return
         if all(choice.finish_reason for choice in self._choices):
             self._end(None)
+        elif self._is_held:
+            self._is_held = False
+            response = self._response()
+            response.parameters = {HANDOVER: self._source}
+            self._sink.deliver(response, is_final=False)
         elif (
             self._generation_request.is_streamed
             and self._num_in_flight < MAX_RESPONSES_IN_FLIGHT
@@ -274,6 +306,13 @@ class Generation:
             ChoiceOutput(generation_request.params, self._codec, context, wants_text=wants_text)
             for _ in range(generation_request.params.n)
         ]
+        self._choices[0].resume(generation_request.resume_token_ids, generation_request.resume_logprob)
+        if stop := self._choices[0].stopped_by:
+            self.fail(
+                InvalidArgumentError(
+                    f"resume_token_ids has the stop string {stop!r}: the output is complete; do not resume it"
+                )
+            )
 
     def _end(self, error: WeftError | None) -> None:
         if num_dropped := self._generation_request.num_dropped:
@@ -315,7 +354,7 @@ class Generation:
                 attributes[f"gen_ai.request.{name}"] = value
         if self._request.call.request_id:
             attributes["gen_ai.response.id"] = self._request.call.request_id
-        events: list[tuple[str, int, Mapping[str, Any]]] = []
+        events = self.events[:]
         if self._first_token_ns:
             events.append(("first_token", self._first_token_ns, {}))
         events += [("response", at_ns, {"gen_ai.usage.output_tokens": num}) for at_ns, num in tuple(self._responses)]

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from weft.backends.llm.rank import part_of
 from weft.backends.llm.settings import Settings
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import WeftError
+from weft.llm.block_fields import block_fields, weights_digest
 from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
 from weft.llm.engine_core import Runner
@@ -168,6 +170,8 @@ def load_engine(
             for name, folder in config.adapters.items():
                 lora.load(name, directory / folder)
         config = replace(config, num_blocks=runner.num_blocks)
+        weights = weights_digest(directory) if settings.has_weights else f"random, seed {max(config.seed, 0)}"
+        mesh_key = settings.mesh_key.encode()
         engine = Engine(
             runner,
             config,
@@ -177,6 +181,8 @@ def load_engine(
             on_lost=on_lost,
             speculator=make_speculator(config, runner),
             lora=lora,
+            block_key=mesh_key and blake2b(mesh_key, digest_size=32, person=b"kv blocks").digest(),
+            block_fields=block_fields(config, model_config, weights),
             grammars=GrammarCompiler(
                 None if codec is None else partial(codec.token_table, model_config.vocab_size),
                 [token for token in model_config.eos_token_ids if token < model_config.vocab_size],

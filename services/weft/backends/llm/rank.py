@@ -67,6 +67,8 @@ class _Rank:
         logs.configure(**begin["log"], fields={"rank": begin["rank"]})
         try:
             runner, lora, plans_ahead = self._load(begin)
+        except ConnectionError:
+            raise
         except Exception as error:
             if not isinstance(error, WeftError):
                 _LOG.exception("rank %d failed to load", begin["rank"])

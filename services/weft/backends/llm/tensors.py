@@ -1,6 +1,7 @@
 """Inputs and outputs of every language model; names and types are those of Triton's vLLM backend."""
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from weft.backends.llm.text import TextCodec
 from weft.backends.tokenizers import FILE_NAMES, find_tokenizer
 from weft.base.core import ParameterValue
 from weft.base.errors import InvalidArgumentError
+from weft.base.signature import RESUME_INPUT, RESUME_LOGPROB, TOKENS_OUTPUT
 from weft.base.tensors import Array
 from weft.base.text.suggestion import suggestion
 from weft.llm.request import UNLIMITED_TOKENS, SamplingParams
@@ -104,7 +106,7 @@ class TensorDeclaration(NamedTuple):
 TEXT_INPUT, INPUT_IDS, STREAM, SAMPLING = "text_input", "input_ids", "stream", "sampling_parameters"
 EXCLUDE_INPUT = "exclude_input_in_output"
 TEXT_OUTPUT, FINISH_REASON, STOP_REASON = "text_output", "finish_reason", "stop_reason"
-OUTPUT_IDS, CONTEXT_IDS, NUM_PREVIOUS_TOKENS = "output_ids", "context_ids", "num_previous_tokens"
+OUTPUT_IDS, CONTEXT_IDS, NUM_PREVIOUS_TOKENS = TOKENS_OUTPUT, "context_ids", "num_previous_tokens"
 CUMULATIVE_LOGPROB, LOGPROBS, PROMPT_LOGPROBS = "cumulative_logprob", "logprobs", "prompt_logprobs"
 #: Of the prompt alone: a request for one of these generates nothing.
 PROMPT_IDS, PROMPT_TEXT = "prompt_token_ids", "prompt_text"
@@ -116,7 +118,7 @@ _IDS, _COUNT = TensorDeclaration("TYPE_INT32", (-1,)), TensorDeclaration("TYPE_U
 
 #: Outputs that a request without requested outputs selects by an input ``return_<name>``.
 ON_REQUEST = (
-    *(FINISH_REASON, CUMULATIVE_LOGPROB, LOGPROBS, PROMPT_LOGPROBS),
+    *(OUTPUT_IDS, FINISH_REASON, CUMULATIVE_LOGPROB, LOGPROBS, PROMPT_LOGPROBS),
     *(NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS),
 )
 
@@ -126,6 +128,7 @@ INPUTS: Mapping[str, TensorDeclaration] = {
     STREAM: _FLAG,
     SAMPLING: _TEXT,
     EXCLUDE_INPUT: _FLAG,
+    RESUME_INPUT: _IDS,
     **{f"return_{name}": _FLAG for name in ON_REQUEST},
 }
 
@@ -239,6 +242,7 @@ class GenerationRequest:
         salt: Requests with different salts share no cached prefix.
         bad_words: Token ids of ``params.bad_words``.
         num_dropped: Of the ``params.n`` choices that are made the least likely are not returned, so many.
+        resume_token_ids: Tokens of the output that the client has; ``resume_logprob`` is the sum of their logprobs.
     """
 
     prompt_ids: npt.NDArray[np.int32]
@@ -249,6 +253,8 @@ class GenerationRequest:
     salt: bytes
     bad_words: tuple[tuple[int, ...], ...] = ()
     num_dropped: int = 0
+    resume_token_ids: tuple[int, ...] = ()
+    resume_logprob: float = 0.0
 
 
 class RequestReader:
@@ -293,6 +299,7 @@ class RequestReader:
         text, prompt_ids = self._prompt(request)
         outputs = self._outputs(request)
         params, num_dropped = self._params(request, outputs)
+        resume_ids = tuple(request.array(RESUME_INPUT).tolist()) if RESUME_INPUT in request.call.inputs else ()
         is_stream = flag(request, STREAM, False)
         is_streamed = is_stream and not request.is_collected
         if is_streamed and (params.use_beam_search or num_dropped):
@@ -304,7 +311,9 @@ class RequestReader:
         if (num_kept := self._num_kept(params)) is not None and num_kept < len(prompt_ids):
             text, prompt_ids = None, prompt_ids[-num_kept:]
         echo = ""
-        if not excludes_input and TEXT_OUTPUT in outputs and self._codec is not None:
+        if resume_ids:  # what comes with the first token has come
+            params = replace(params, prompt_logprobs=None)
+        elif not excludes_input and TEXT_OUTPUT in outputs and self._codec is not None:
             echo = self._codec.text(prompt_ids) if text is None else text
         return GenerationRequest(
             prompt_ids,
@@ -315,6 +324,8 @@ class RequestReader:
             _salt(request.call.parameters),
             self._bad_words(params.bad_words),
             num_dropped,
+            resume_ids,
+            _resume_logprob(request.call.parameters),
         )
 
     def _prompt(self, request: InferenceRequest) -> tuple[str | None, npt.NDArray[np.int32]]:
@@ -414,6 +425,13 @@ def _boolean(parameters: Mapping[str, ParameterValue], name: str, default: bool)
     if not isinstance(value, bool):
         raise InvalidArgumentError(f"parameter '{name}' must be true or false, got {value!r:.80}")
     return value
+
+
+def _resume_logprob(parameters: Mapping[str, ParameterValue]) -> float:
+    value = parameters.get(RESUME_LOGPROB, 0.0)
+    if isinstance(value, (bool, str)) or not math.isfinite(value):
+        raise InvalidArgumentError(f"parameter '{RESUME_LOGPROB}' must be a finite number, got {value!r:.80}")
+    return float(value)
 
 
 def _salt(parameters: Mapping[str, ParameterValue]) -> bytes:

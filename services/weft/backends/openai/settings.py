@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from weft.backends.llm import tensors
 from weft.base.errors import FailedPreconditionError, InvalidArgumentError
+from weft.base.signature import RESUME_INPUT, TOKENS_FLAG
 from weft.serving.backends.base import ModelContext
 from weft.serving.backends.parameters import ParameterReader
 
@@ -16,7 +17,10 @@ MESSAGES = "messages"
 #: Of the API ``embeddings``.
 EMBEDDING = "embedding"
 APIS = ("chat", "completions", "embeddings")
-_INPUTS = {**tensors.INPUTS, MESSAGES: tensors.INPUTS[tensors.TEXT_INPUT]}
+_INPUTS = {
+    **{name: tensor for name, tensor in tensors.INPUTS.items() if name not in (RESUME_INPUT, TOKENS_FLAG)},
+    MESSAGES: tensors.INPUTS[tensors.TEXT_INPUT],
+}
 _OUTPUTS = {
     name: tensors.OUTPUTS[name]
     for name in (

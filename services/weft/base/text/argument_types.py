@@ -4,11 +4,12 @@ import argparse
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 #: Most processes on one port.
 MAX_WORKERS = 64
 
+_T = TypeVar("_T")
 _METADATA_NAME = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
 
 
@@ -44,6 +45,18 @@ def add(
     if rest:
         more["metavar"] = rest[0]
     parser.add_argument(*names, help=text or None, **more)
+
+
+def argument(parse: Callable[[str], _T]) -> Callable[[str], _T]:
+    """Adapt a parser for argparse, which hides the text of a ValueError."""
+
+    def parsed(text: str) -> _T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
 
 
 def positive(text: str) -> float:

@@ -62,6 +62,9 @@ def place(
 
 def _causes(problem: Problem, workload: Workload) -> Iterator[str]:
     usable = problem.usable(workload)
+    if not usable and any(workload.load_on(device.device_class) is not None for device in problem.devices):
+        yield f"its ranks take {workload.num_devices} devices of one host, and no host has as many; add devices to one"
+        return
     if not usable:
         wanted, there = (
             " or ".join(f"'{name}'" for name in sorted(names))
@@ -167,11 +170,17 @@ def _with_more(problem: Problem, workload: Workload) -> list[str]:
     model = min(usable, key=lambda device: (not _holds(problem, workload, device), device.cost_per_hour))
     there = tuple(replace(device, cost_per_hour=0.0) for device in problem.devices)
     added = tuple(
-        replace(model, name=f"{model.name}+{n}", host=f"{model.on_host}+{n}", domain=model.in_domain, cost_per_hour=1.0)
+        replace(
+            model,
+            name=f"{model.name}+{n}",
+            host=f"{model.on_host}+{n // workload.num_devices}",
+            domain=model.in_domain,
+            cost_per_hour=1.0,
+        )
         for n in range(_MAX_ADDED)
     )
     found = Search(replace(problem, devices=(*there, *added))).run(2 * _CURE_LIMIT_S, ("missing", "cost"))
-    number = len({device.name for device in added} & set(found.devices))
+    number = len({device.name for device in added} & set(found.devices)) * workload.num_devices
     text = f"with {number} more of '{model.name}' ({model.device_class}) everything fits"
     return [] if found.unplaced else [text]
 

@@ -17,7 +17,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ _HOST_FIELDS = {"name": str, "domain": str, "num_devices": int, "max_models": in
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and its identical replicas; sizes are of one replica.
+    """A model and its identical replicas; sizes are of one replica, on each of its devices.
 
     Attributes:
         memory_bytes: On its device: weights, activations, caches, and the runtime's own share.
@@ -48,6 +48,7 @@ class Workload:
         cpus: CPU cores, for Kubernetes' requests.
         host_memory_bytes: Memory of the host, likewise.
         num_instances: Of the model, in one replica; for ``instance_group``.
+        num_devices: That a replica's ranks take, next to one another on a host; none of them as a slice.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Workload:
     cpus: float = 1.0
     host_memory_bytes: int = 1 << 30
     num_instances: int = 1
+    num_devices: int = 1
 
     def load_on(self, device_class: str) -> float | None:
         """The share of such a device's compute that a replica needs; None: it cannot use the device."""
@@ -162,8 +164,37 @@ class Problem:
         return sum(workload.num_replicas for workload in self.workloads)
 
     def usable(self, workload: Workload) -> list[Device]:
-        """The devices that the workload may use."""
-        return [device for device in self.devices if workload.load_on(device.device_class) is not None]
+        """The devices that the workload may use; of several that a replica takes, the first."""
+        return [device for device in self.devices if self.devices_of(workload, device)[:1] == (device,)]
+
+    def devices_of(self, workload: Workload, device: Device) -> tuple[Device, ...]:
+        """The devices of a replica that has ``device`` among them; () if none may have it.
+
+        Several begin at a multiple of their number, so that different models do not leave single devices between them.
+        """
+        if workload.num_devices == 1:
+            found: tuple[Device, ...] = (device,)
+        else:
+            first = self._places[device.name] // workload.num_devices * workload.num_devices
+            found = self._by_host[device.on_host][first : first + workload.num_devices]
+        is_whole = len(found) == workload.num_devices
+        return found if is_whole and all(workload.load_on(d.device_class) is not None for d in found) else ()
+
+    @cached_property
+    def by_name(self) -> dict[str, Device]:
+        """The devices by name."""
+        return {device.name: device for device in self.devices}
+
+    @cached_property
+    def _by_host(self) -> dict[str, tuple[Device, ...]]:
+        return {
+            host: tuple(device for device in self.devices if device.on_host == host)
+            for host in {device.on_host for device in self.devices}
+        }
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {device.name: place for own in self._by_host.values() for place, device in enumerate(own)}
 
     def domains_of(self, workload: Workload) -> list[str]:
         """The failure domains of devices that the workload may use, sorted."""
@@ -181,6 +212,7 @@ def _check_workload(workload: Workload, names: Iterable[str]) -> None:
     _check_range(f"{where}: host_memory_bytes", workload.host_memory_bytes, 0, _MAX_BYTES)
     _check_range(f"{where}: num_replicas", workload.num_replicas, 0, MAX_REPLICAS)
     _check_range(f"{where}: num_instances", workload.num_instances, 1, 1024)
+    _check_range(f"{where}: num_devices", workload.num_devices, 1, 1024)
     _check_range(f"{where}: cpus", workload.cpus, 0, 4096.0)
     if not workload.load:
         raise InvalidArgumentError(

@@ -85,7 +85,7 @@ def gib(num_bytes: int) -> str:
 
 def cost_per_hour(problem: Problem, solution: Solution) -> float:
     """The cost of the devices in use."""
-    used = set(solution.devices)
+    used = {bin.device for bin in use_of(problem, solution)}
     return sum(device.cost_per_hour for device in problem.devices if device.name in used)
 
 
@@ -100,10 +100,11 @@ def capacity(problem: Problem, device: Device, profile: str) -> tuple[int, float
 def use_of(problem: Problem, solution: Solution) -> dict[Bin, BinUse]:
     """Use of each occupied device and slice."""
     workloads = {workload.name: workload for workload in problem.workloads}
-    devices = {device.name: device for device in problem.devices}
+    devices = problem.by_name
     held: dict[Bin, list[Workload]] = defaultdict(list)
-    for assignment in solution.assignments:
-        held[assignment.bin].append(workloads[assignment.workload])
+    for name, _, bin in solution.assignments:
+        for device in problem.devices_of(workloads[name], devices[bin.device]):
+            held[bin._replace(device=device.name)].append(workloads[name])
     uses = {}
     for bin, replicas in held.items():
         device = devices[bin.device]
@@ -132,6 +133,10 @@ def _unknown(problem: Problem, solution: Solution) -> Iterator[str]:
             yield f"workload '{name}' is on device '{bin.device}', which is not there"
         elif workloads[name].load_on(devices[bin.device].device_class) is None:
             yield f"workload '{name}' may not be on '{bin.device}', of class '{devices[bin.device].device_class}'"
+        elif workloads[name].num_devices > 1 and (
+            bin.profile or problem.devices_of(workloads[name], devices[bin.device])[:1] != (devices[bin.device],)
+        ):
+            yield f"the {workloads[name].num_devices} devices of a replica of '{name}' cannot begin with '{bin}'"
         elif bin.profile and bin.start not in {p.name: p.starts for p in devices[bin.device].mig}.get(bin.profile, ()):
             yield f"device '{bin.device}' can have no MIG slice '{bin.profile}' that begins at {bin.start}"
 
@@ -147,7 +152,8 @@ def _broken(problem: Problem, solution: Solution) -> Iterator[str]:
         number = sum(name == workload.name for name, _ in placed) + missing.get(workload.name, 0)
         if number != workload.num_replicas:
             yield f"workload '{workload.name}' has {number} replicas; {workload.num_replicas} are wanted"
-    for bin, use in use_of(problem, solution).items():
+    uses = use_of(problem, solution)
+    for bin, use in uses.items():
         if use.memory_bytes > use.capacity_bytes:
             yield f"'{bin}' holds {use.memory_bytes} bytes and has {use.capacity_bytes}"
         if use.load > use.capacity_load + TOLERANCE:
@@ -156,7 +162,7 @@ def _broken(problem: Problem, solution: Solution) -> Iterator[str]:
             yield f"'{bin}' is shared by {use.num_models} replicas; {use.max_models} may"
     for device in problem.devices:
         slices = solution.slices(device.name)
-        if slices and any(entry.bin == Bin(device.name) for entry in solution.assignments):
+        if slices and Bin(device.name) in uses:
             yield f"device '{device.name}' is used whole and partitioned at once"
         num_slices = {profile.name: profile.num_slices for profile in device.mig}
         for one, other in pairwise(slices):

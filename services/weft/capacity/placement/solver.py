@@ -206,10 +206,17 @@ class Search:
         memory, load, number = [], [], []
         for workload in self._problem.workloads:
             share = workload.load_on(device.device_class)
-            if share is None or workload.memory_bytes > capacity_bytes or share > capacity_load + TOLERANCE:
+            together = self._problem.devices_of(workload, device)
+            if share is None or not together or (bin.profile and len(together) > 1):
+                continue
+            rooms = [capacity(self._problem, each, bin.profile) for each in together]
+            if any(workload.memory_bytes > room or share > load + TOLERANCE for room, load in rooms):
                 continue
             most = min(workload.num_replicas, device.max_models)
-            variable = self._count[workload.name, bin] = self._integer(most)
+            key = workload.name, bin._replace(device=together[0].name)
+            if key not in self._count:
+                self._count[key] = self._integer(most)
+            variable = self._count[key]
             self._model.add(variable <= most * opened)
             memory.append(variable * math.ceil(workload.memory_bytes / self._byte_unit))
             load.append(variable * _units(share))
@@ -297,17 +304,19 @@ def first_fit(problem: Problem, devices: Sequence[Device], previous: Solution | 
 
     def put(workload: Workload, device: Device, fewest: int) -> bool:
         needed = (workload.memory_bytes, workload.load_on(device.device_class) or 0.0, 1)
+        together = problem.devices_of(workload, device)
         if (
-            any(size > left for size, left in zip(needed, room[device.name], strict=True))
+            any(size > left for each in together for size, left in zip(needed, room[each.name], strict=True))
             or (workload.spread and in_domain[workload.name][device.in_domain] > fewest)
             or any((workload.name, other) in apart for other in on_host[device.on_host])
         ):
             return False
-        room[device.name] = [left - size for size, left in zip(needed, room[device.name], strict=True)]
+        for each in together:
+            room[each.name] = [left - size for size, left in zip(needed, room[each.name], strict=True)]
+            used.add(each.name)
         in_domain[workload.name][device.in_domain] += 1
         on_host[device.on_host].add(workload.name)
         found[workload.name, Bin(device.name)] += 1
-        used.add(device.name)
         return True
 
     def part(workload: Workload, device: Device) -> float:
@@ -315,7 +324,7 @@ def first_fit(problem: Problem, devices: Sequence[Device], previous: Solution | 
         load = (workload.load_on(device.device_class) or 0.0) / problem.max_load
         return max(workload.memory_bytes / device.memory_bytes, load, 1 / device.max_models)
 
-    usable = {w.name: [d for d in devices if w.load_on(d.device_class) is not None] for w in problem.workloads}
+    usable = {w.name: [d for d in devices if problem.devices_of(w, d)[:1] == (d,)] for w in problem.workloads}
     least = {w.name: min((part(w, d) for d in usable[w.name]), default=0.0) for w in problem.workloads}
     for workload in sorted(problem.workloads, key=lambda each: -least[each.name]):
         domains = problem.domains_of(workload)
@@ -336,6 +345,8 @@ def fewest_missing(problem: Problem, time_limit_s: float) -> int:
 
 def _alike(problem: Problem, previous: Solution | None) -> list[list[Device]]:
     """Groups of interchangeable devices, each with as many as can be useful."""
+    if any(workload.num_devices > 1 for workload in problem.workloads):  # which are next to one another counts
+        return [[device] for device in problem.devices]
     held = set(previous.devices) if previous else set[str]()
     hosts_count = any(workload.apart_from for workload in problem.workloads)
     domains_count = any(workload.spread for workload in problem.workloads)

@@ -54,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         0,
     )
     language("--output-tokens N (128)", "of them the answer's", positive_integer, dest="num_output_tokens")
+    language(
+        "--link NAME",
+        "between the ranks of a model on several devices: nvlink4, pcie5, ethernet-400g, ...; default: the device's",
+        default="",
+    )
     option("--cost-per-hour N", "of a device, in any currency", not_negative, 0.0)
     _add_placement(parser)
     add_json_argument(parser)

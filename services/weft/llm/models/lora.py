@@ -4,7 +4,8 @@ import math
 import re
 import threading
 from collections.abc import Callable, Mapping
-from itertools import accumulate, count
+from hashlib import blake2b
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,9 +179,6 @@ class LoraLinear:
         self.b[slot, :rank, end - piece.shape[0] : end].copy_(torch.cat([up[:, rows] for rows in piece.rows], 1))
 
 
-_ids = count(1)
-
-
 class LoraBank:
     """The adapters of one model. ``load``, ``unload``, ``acquire`` and ``release`` may be called on any thread.
 
@@ -240,9 +238,12 @@ class LoraBank:
                 )
             slot = self._free[-1]
             self.write(slot, folder)
+            digest = blake2b(digest_size=16)
+            for file in (CONFIG_FILE, WEIGHTS_FILE):
+                digest.update((folder / file).read_bytes())
             with self._lock:
                 self._free.remove(slot)
-                self._adapters[name] = Adapter(name, folder, slot, next(_ids))
+                self._adapters[name] = Adapter(name, folder, slot, digest.digest())
         _LOG.info("loaded adapter '%s' from %s", name, folder)
 
     def _write(self, slot: int, folder: Path) -> None:

@@ -155,7 +155,6 @@ class TransformerModel:
         longest = config.max_context_len
         if not 0 <= max_model_len <= longest:
             raise InvalidArgumentError(f"max_model_len must be from 0 to {longest}, got {max_model_len}")
-        self.groups = groups
         self.stage = stage = stages(config, groups.pipeline.size)[groups.pipeline.rank]
         parts = {name for name in config.weight_parts() if stage.has(name)}
         if missing := sorted(parts - weights.keys()):
@@ -164,6 +163,7 @@ class TransformerModel:
                 f"take them from load_folder or random_weights with the same configuration"
             )
         self.config = config
+        self.groups = groups
         self._own_config = own_config = config.of_rank(groups.tensor.size)
         self._shard = shard = Shard(config, groups.tensor.rank, groups.tensor.size)
         self.dtype = dtype
@@ -182,6 +182,8 @@ class TransformerModel:
                 self._bias(name, own.get(bias_of(name)), is_by_outputs=name in by_outputs),
                 num_bits=bits[name],
                 num_experts=own_config.num_experts_of(name),
+                # Ranks must choose the same experts, and so by the same product.
+                deterministic=deterministic or (is_router(name) and groups.tensor.size > 1),
             )
             for name in matrices
         }

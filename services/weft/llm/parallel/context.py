@@ -19,8 +19,9 @@ from weft_kernels.blocks.layout import MAX_CODE, KVLayer
 
 Int32 = npt.NDArray[np.int32]
 
-#: Least tokens of a step for each rank; a step with fewer is computed whole by every rank.
-MIN_TOKENS = 32
+#: Least tokens of a step for each rank, by the type of device; a step with fewer is computed whole by every rank. On a
+#: GPU fewer take as long as one, which is what weights take to be read.
+MIN_TOKENS = {"cpu": 16, "cuda": 128}
 #: Keys from which attention takes as long as all that a token costs besides.
 KEYS_PER_TOKEN = 8192
 

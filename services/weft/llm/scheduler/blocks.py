@@ -2,13 +2,15 @@
 
 import time
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
+from typing import Protocol
 
 import numpy as np
 
 from weft.llm.config import KvWindow
+from weft.llm.request import EngineRequest
 from weft.llm.scheduler.plan import BlockTransfers
 
 _DIGEST_BYTES = 16
@@ -143,7 +145,7 @@ class BlockHasher:
     clients, who choose the tokens, from constructing collisions.
 
     Args:
-        key: Secret, up to 64 bytes; one per process is enough.
+        key: Secret, up to 64 bytes; processes with the same one have the same hashes.
         fields: Other things that KV depends on, such as the model and the dtype of the cache. Each name and
             value is hashed with its length, so that no value can imitate another field.
     """
@@ -191,6 +193,16 @@ class BlockHasher:
         return hashes
 
 
+class BlockObserver(Protocol):
+    """Is told, on the engine's thread, which blocks can be found in the prefix cache; must not block."""
+
+    def stored(self, request: EngineRequest, hashes: Sequence[bytes], tokens: "array[int]", index: int) -> None:
+        """Block ``index`` of a sequence of ``request`` can be found now, by ``hashes[index]``."""
+
+    def removed(self, block_hash: bytes) -> None:
+        """The block cannot be found any more."""
+
+
 class BlockPool:
     """Reference counts, the free list and the prefix cache index. Not thread-safe.
 
@@ -207,6 +219,8 @@ class BlockPool:
     Attributes:
         hasher: Computes the hashes that ``match`` and ``commit`` take.
         num_free: Blocks that can be allocated.
+        held: Owners of each block that are no sequences; kept by ``KvTransfers``.
+        observer: Is told of blocks that enter and leave the index; None: nobody is.
     """
 
     def __init__(
@@ -229,6 +243,8 @@ class BlockPool:
         self.tier = tier or OffloadTier(0)
         self.hasher = BlockHasher(key, block_size, fields or {})
         self.num_free = num_blocks - 1
+        self.held: Counter[int] = Counter()
+        self.observer: BlockObserver | None = None
         self._ref = array("i", bytes(4 * num_blocks))  # owners
         self._hash: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
@@ -262,6 +278,10 @@ class BlockPool:
                 block = OFFLOADED
             blocks.append(block)
         return blocks
+
+    def find(self, block_hash: bytes) -> int | None:
+        """The cached block with a hash; None: there is none."""
+        return self._index.get(block_hash)
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """Add an owner to each of ``blocks``, which are cached or owned; null and ``OFFLOADED`` ones have none."""
@@ -318,11 +338,13 @@ class BlockPool:
         """Owners of ``block``."""
         return self._ref[block]
 
-    def commit(self, block: int, block_hash: bytes) -> None:
-        """Add ``block``, owned and computed, to the index, unless another block has the same hash."""
-        if self.enable_prefix_caching and self._hash[block] is None and block_hash not in self._index:
-            self._hash[block] = block_hash
-            self._index[block_hash] = block
+    def commit(self, block: int, block_hash: bytes) -> bool:
+        """Add ``block``, owned and computed, to the index, unless another block has the same hash; whether it did."""
+        if not self.enable_prefix_caching or self._hash[block] is not None or block_hash in self._index:
+            return False
+        self._hash[block] = block_hash
+        self._index[block_hash] = block
+        return True
 
     def forget(self, block: int) -> None:
         """Remove the owned ``block`` from the index unless it has other owners."""
@@ -367,3 +389,5 @@ class BlockPool:
         if block_hash is not None:
             del self._index[block_hash]
             self._hash[block] = None
+            if self.observer is not None:
+                self.observer.removed(block_hash)

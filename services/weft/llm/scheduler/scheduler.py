@@ -303,6 +303,10 @@ class Scheduler:
             self._end(seq)
         return [seq for seq in failed if seq not in cancelled]
 
+    def retry(self) -> None:
+        """See ``SlotAllocator.retry``."""
+        self._allocator.retry()
+
     def check(self) -> None:
         """Raise AssertionError unless slots, tables, blocks and cache agree; for tests and idle times."""
         self._allocator.check()

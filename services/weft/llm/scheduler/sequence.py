@@ -197,13 +197,14 @@ class Sequence:
         self.level = request.level
         self.num_logprobs = -1 if params.logprobs is None else params.logprobs
         self.tokens = self.parent.tokens if self.parent is not None else array("i", request.prompt_ids.tobytes())
-        self.num_prompt = self.remaining = len(request.prompt_ids)
+        self.num_prompt = len(request.prompt_ids)
+        self.tokens.extend(request.resume_token_ids)
+        self.remaining = len(self.tokens)
         self.rank = (request.level, request.arrival_ns, self.id)
-        ignores_eos = params.ignore_eos and params.structured_outputs is None  # a grammar's end is the end
-        self.stop_ids = frozenset((*params.stop_token_ids, *(() if ignores_eos else eos_token_ids)))
+        self.stop_ids = frozenset((*params.stop_token_ids, *(() if params.ignores_eos else eos_token_ids)))
         self.matcher = grammar = None if request.grammar is None else request.grammar.matchers[self.choice]
         if params.allowed_token_ids or request.bad_words:
-            self.matcher = TokenFilter(params.allowed_token_ids, request.bad_words, grammar)
+            self.matcher = TokenFilter(params.allowed_token_ids, request.bad_words, grammar, request.resume_token_ids)
         self.max_len = self.num_prompt + params.max_tokens
         self.hashes = request.block_hashes[:]
 

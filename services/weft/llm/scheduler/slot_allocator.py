@@ -49,6 +49,11 @@ class SlotAllocator:
         first = self.waiting.first(count)
         return [] if first and first[0] is self._blocked_seq else first
 
+    def retry(self) -> None:
+        """Consider waiting sequences again that did not fit, because blocks were freed."""
+        self._blocked_seq = None
+        self._is_out_of_blocks = False
+
     def wait(self, seq: Sequence) -> None:
         """Put ``seq`` into the waiting queue."""
         seq.start()
@@ -147,7 +152,7 @@ class SlotAllocator:
                 pool.tier.fail(seq.hashes[index])
             for index in indices:
                 if index not in bad:
-                    pool.commit(seq.block_table[index], seq.hashes[index])
+                    self._commit_block(seq, index)
             if bad:
                 seq.num_cached = min(seq.num_cached, bad[0] * pool.block_size)
                 lost.append(seq)
@@ -290,12 +295,17 @@ class SlotAllocator:
             self._hash(seq, num_full)
             for index in range(first, num_full):
                 block_hash = seq.hashes[index]
-                self._pool.commit(seq.block_table[index], block_hash)
+                self._commit_block(seq, index)
                 if self._computing.get(block_hash) is seq:
                     del self._computing[block_hash]
                     self._blocked_seq = None  # it may need fewer blocks than when it was rejected
         if self._pool.window.num_tokens:
             self._free_behind_window(seq)
+
+    def _commit_block(self, seq: Sequence, index: int) -> None:
+        pool = self._pool
+        if pool.commit(seq.block_table[index], seq.hashes[index]) and pool.observer is not None:
+            pool.observer.stored(seq.request, seq.hashes, seq.tokens, index)
 
     def commit_decodes(self) -> None:
         """Like ``commit``, for each of ``decodes`` that has just filled a block."""
@@ -328,7 +338,7 @@ class SlotAllocator:
 
     def check(self) -> None:
         """Raise AssertionError unless slots, tables and pool agree; for tests and idle times."""
-        owners: dict[int, int] = {}
+        owners: dict[int, int] = dict(self._pool.held)
         for seq in self.running:
             for block in seq.block_table[seq.num_behind :]:
                 owners[block] = owners.get(block, 0) + 1

@@ -39,6 +39,7 @@ def make_target(
     security: ChannelSecurity | None = None,
     *,
     wire: WireName | None = None,
+    mesh_key: str = "",
 ) -> Target:
     """Create the target of ``address``, not connected yet, on the event loop that uses it.
 
@@ -47,6 +48,7 @@ def make_target(
         policy: As of ``parse_policy``, without a ``policy_fault``; None: the default, if there may be replicas.
         security: TLS and key; None: plaintext without a key.
         wire: Implementation of gRPC; None: ``default_wire``.
+        mesh_key: As of ``ReplicatedTarget``.
     """
     host_and_port = dns_name(address)
     if security is not None and security.is_encrypted and host_and_port and not security.server_name:
@@ -70,7 +72,7 @@ def make_target(
     by_grpc = None
     if policy.is_by_grpc:
         by_grpc = connected(channel_address(address), options=[*_RECONNECT_OPTIONS, *channel_options(policy)])
-    return ReplicatedTarget(name, address, policy, settings, by_grpc)
+    return ReplicatedTarget(name, address, policy, settings, by_grpc, mesh_key=mesh_key)
 
 
 async def _watch(target: Target, on_health: OnHealth) -> None:

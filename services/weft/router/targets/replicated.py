@@ -15,10 +15,15 @@ from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.router.target import RetryBudget, Target, TargetModel
-from weft.router.targets.balancing import least_outstanding, rendezvous_first, sticky
+from weft.router.targets.balancing import rendezvous_first, sticky
+from weft.router.targets.balancing.prefix import PrefixRule
+from weft.router.targets.balancing.rule import least_outstanding
 from weft.router.targets.ejection import OutlierDetector, Record
+from weft.router.targets.migration import MovableStream
+from weft.router.targets.prefill import SplitCall, is_split, parameter_of
 from weft.router.targets.replicas import Membership, MembershipSettings, Pins, Replica, having, merged
 from weft.router.targets.specification import BalancingPolicy
+from weft.v2.protocol.handover import ROLE
 
 #: Name of what gRPC chooses, in metrics and spans.
 CHOSEN_BY_GRPC = "chosen by gRPC"
@@ -27,6 +32,8 @@ CHOSEN_BY_GRPC = "chosen by gRPC"
 MAX_WAIT_S = 2.0
 #: So long a call waits that a replica has refused whose health says nothing of it: the word may be on its way.
 SHORT_WAIT_S = 0.25
+#: So long a stream that has begun waits for another replica, as for one that is started again, in seconds.
+STREAM_WAIT_S = 10.0
 #: After such an answer the replica's models are read again.
 _MODEL_IS_GONE = ("UNAVAILABLE", "NOT_FOUND")
 
@@ -55,11 +62,15 @@ class _Ready(NamedTuple):
         usable: Healthy and not ejected.
         last_resort: The ejected, or else the reachable ones; called if none is usable.
         is_everywhere: Every healthy replica has the model.
+        migration_limit: Times that a stream of it may move.
+        prefills: Of the usable ones, those that only compute prompts; others are then ``usable``, if there are any.
     """
 
     usable: Sequence[Replica]
     last_resort: Sequence[Replica]
     is_everywhere: bool
+    migration_limit: int
+    prefills: Sequence[Replica] = ()
 
 
 class ReplicatedTarget(Target):
@@ -68,16 +79,21 @@ class ReplicatedTarget(Target):
     A call goes to a replica that has the model ready, is healthy and not ejected; if there is none, to any reachable
     one. A call that was provably not begun is repeated at another replica, at each at most once, as far as the budget
     allows. So is a call whose replica was lost before any response, if the model ``can_repeat``; but a client's request
-    that was in work at two lost replicas is not sent again, since it may be what ends them. A stateful sequence stays
-    on the replica that it started on, or fails.
+    that was in work at two lost replicas is not sent again, since it may be what ends them. The stream of a language
+    model goes on at another replica behind the tokens that have come, as often as the model's ``migration_limit``
+    says; one that brought no token between two losses may be what ends replicas. A stateful sequence stays on the
+    replica that it started on, or fails.
 
     Args:
+        mesh_key: Signs what one replica is told of another's blocks; "": no request is split.
         by_grpc: Reaches all replicas over one channel on which gRPC chooses; None unless the policy is one of gRPC's.
 
     Attributes:
         budget: Pays for calls that are repeated at another replica.
         num_moved: Calls that were not begun and were made at another replica.
         num_repeated: Calls whose replica was lost and that were made again.
+        num_migrated: Times that a stream went on at another replica.
+        prefixes: The rule, if the policy is ``prefix``.
     """
 
     def __init__(
@@ -90,13 +106,15 @@ class ReplicatedTarget(Target):
         *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         generator: random.Random | None = None,
+        mesh_key: str = "",
     ) -> None:
         self.name = name
         self.address = address
         self.on_change: Callable[[], None] = lambda: None
         self.budget = RetryBudget()
         self.num_moved = 0
-        self.num_repeated = 0
+        self.num_repeated = self.num_migrated = 0
+        self._mesh_key = mesh_key
         #: Address, model and version of what did not match the others at the last discovery.
         self._mismatched: set[tuple[str, str, str]] = set()
         self._clock_ns = clock_ns
@@ -107,6 +125,7 @@ class ReplicatedTarget(Target):
         self._key_of = policy.key_of
         make_rule = policy.type.make_rule or least_outstanding  # while gRPC cannot choose
         self._rule = make_rule(generator or random.Random())  # noqa: S311  # no secret depends on it
+        self.prefixes = self._rule if isinstance(self._rule, PrefixRule) else None
         self._sequence_rule = sticky(self._rule)
         #: By model and version, until ``_ready_until_ns``: what may answer, and when a replica last was usable.
         self._ready: dict[tuple[str, str], _Ready] = {}
@@ -154,20 +173,38 @@ class ReplicatedTarget(Target):
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; errors as of ``infer``."""
         replica = await self._choose(call, context)
-        has_begun = False
+        *_, limit, prefills = self._ready_for(call)
+        stream = MovableStream(call, limit if _sequence_of(call) is None else 0)
+        split = self._split(prefills if stream.limit else (), call, context)
+        replica = split.replica or replica
         refused_by: list[Replica] = []
-        while True:
-            try:
-                async with contextlib.aclosing(self._stream(replica, call, context)) as results:
-                    async for result in results:
-                        has_begun = True
-                        yield result
-                return
-            except WeftError as error:
-                if has_begun:
-                    raise
-                refused_by.append(replica)
-                replica = await self._move(refused_by, call, context, error)
+        try:
+            while True:
+                try:
+                    results = self._stream(replica, split.call_for(replica, stream.call), context)
+                    try:
+                        async for result in results:
+                            is_handed_over = split.take(result)
+                            yield stream.take(result)
+                            if is_handed_over:
+                                break
+                        else:
+                            return
+                    finally:
+                        await split.end(results)
+                    stream.go_on()
+                    replica = await self._choose(stream.call, context)
+                except WeftError as error:
+                    if stream.is_under_way:
+                        refused_by.clear()
+                        if stream.num_moves:  # it made progress, so it did not end the replicas before
+                            (context.root or context).lost = ()
+                    if stream.has_begun:
+                        stream.move(error)
+                    refused_by.append(replica)
+                    replica = await self._move(refused_by, stream.call, context, error, stream)
+        finally:
+            await split.close()
 
     @override
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
@@ -226,11 +263,19 @@ class ReplicatedTarget(Target):
                     raise
 
     def _for_call(self, call: InferCall, context: CallContext) -> Replica:
-        usable, last_resort, is_everywhere = self._ready_for(call)
+        usable, last_resort, is_everywhere, *_ = self._ready_for(call)
         if self._by_grpc is not None and usable and is_everywhere:
             return self._by_grpc
         replicas = _fresh(usable, context) or usable or _fresh(last_resort, context) or last_resort
-        return self._rule(replicas, self._key_of(call, context))
+        context.balancing_key = self._key_of(call, context)
+        return self._rule(replicas, context.balancing_key)
+
+    def _split(self, prefills: Sequence[Replica], call: InferCall, context: CallContext) -> SplitCall:
+        """Whether and where the prompt of a call is computed apart: by its length, and by the load there."""
+        if not prefills or not self._mesh_key:
+            return SplitCall(None, "")
+        replica = self._rule(_fresh(prefills, context) or prefills, self._key_of(call, context))
+        return SplitCall(replica if is_split(replica, call) else None, self._mesh_key)
 
     def _home_of(self, sequence: SequenceKey, call: InferCall) -> Replica:
         is_start = call.parameters.get("sequence_start") is True
@@ -240,7 +285,7 @@ class ReplicatedTarget(Target):
             if home is None or not home.is_reachable:
                 raise self._lost(sequence, address)
         else:
-            usable, last_resort, _ = self._ready_for(call)
+            usable, last_resort, *_ = self._ready_for(call)
             replicas, key = usable or last_resort, f"{sequence[0]}/{sequence[1]}"
             # A sequence that another router started is where that one put it, unless it was busy there.
             home = self._sequence_rule(replicas, key) if is_start else rendezvous_first(replicas, key)
@@ -280,31 +325,55 @@ class ReplicatedTarget(Target):
         ejected = [one for one in found if one.is_healthy and self._detector.is_ejected(one.record)]
         last_resort = ejected or [one for one in found if one.is_reachable and not one.is_healthy]
         staying = {one for one in replicas if one.is_healthy and not one.is_leaving}
-        return _Ready(usable, last_resort, is_everywhere=staying <= set(found))
+        prefills = [one for one in usable if parameter_of(one, name, version, ROLE) == "prefill"]
+        others = [one for one in usable if one not in prefills]
+        is_everywhere = staying <= set(found) and not prefills
+        limits = (
+            model.signature.migration_limit
+            for replica in found
+            for key, model in replica.models.items()
+            if key[0] == name and version in ("", key[1])
+        )
+        limit = min(limits, default=0)
+        return _Ready(others or usable, last_resort, is_everywhere, limit, prefills if others else ())
 
     async def _move(
-        self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError
+        self,
+        refused_by: Sequence[Replica],
+        call: InferCall,
+        context: CallContext,
+        error: WeftError,
+        stream: MovableStream | None = None,
     ) -> Replica:
         """Pick another replica for a call that those in ``refused_by`` (latest last) did not begin, or were lost with.
 
+        A ``stream`` that has begun goes on there; that is bounded by its own limit, and costs nothing of the budget.
         Raises the error for the client if the call may not be repeated, or no replica is left.
         """
-        other = await self._instead(refused_by, call, context, error)
-        if not self.budget.take():
+        has_begun = stream is not None and stream.has_begun
+        other = await self._instead(refused_by, call, context, error, has_begun=has_begun)
+        migrated = None if error.is_refused or not has_begun else stream
+        if not has_begun and not self.budget.take():
             raise error
-        if error.is_refused:
+        if migrated is not None:
+            self.num_migrated += 1
+        elif error.is_refused:
             self.num_moved += 1
         else:
             self.num_repeated += 1
             context.headers = {**context.headers, REPEATED_HEADER: "1"}
         if telemetry.is_enabled():
             refuser = refused_by[-1].address
-            attributes = {"weft.endpoint": other.address, "weft.refused_by": refuser, "weft.reason": error.code}
-            trace.get_current_span(context.trace_context).add_event("weft.call_moved", attributes)
+            attributes: dict[str, str | int] = {"weft.endpoint": other.address, "weft.refused_by": refuser}
+            attributes["weft.reason"] = error.code
+            event = "weft.call_moved" if migrated is None else "weft.stream_migrated"
+            if migrated is not None:
+                attributes["weft.tokens"] = migrated.num_tokens
+            trace.get_current_span(context.trace_context).add_event(event, attributes)
         return other
 
     async def _instead(
-        self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError
+        self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError, *, has_begun: bool
     ) -> Replica:
         failed = refused_by[-1]
         is_lost = not error.is_refused and getattr(error, "is_unanswered", False)
@@ -315,14 +384,17 @@ class ReplicatedTarget(Target):
             if error.code == "UNAVAILABLE" and (error.is_refused or is_lost):
                 raise self._lost(sequence, failed.address) from error
             raise error
-        if not error.is_refused and not (is_lost and sequence is None and self._may_repeat(call, context)):
+        may_go_on = has_begun and not (context.root or context).is_suspect
+        may_repeat = may_go_on or (is_lost and sequence is None and self._may_repeat(call, context))
+        if not error.is_refused and not may_repeat:
             raise error
         since_ns = self._clock_ns()
         while not (others := self._others(refused_by, call)):
-            wait_s = SHORT_WAIT_S if failed.is_healthy else MAX_WAIT_S
+            wait_s = STREAM_WAIT_S if has_begun else SHORT_WAIT_S if failed.is_healthy else MAX_WAIT_S
             if error.code != "UNAVAILABLE" or not await self._changes_within(since_ns, wait_s, context):
                 raise error
-        other = self._rule(others, self._key_of(call, context))
+        context.balancing_key = self._key_of(call, context)
+        other = self._rule(others, context.balancing_key)
         if sequence is not None:
             self._pins.set(sequence, other.address)
         return other
@@ -353,7 +425,7 @@ class ReplicatedTarget(Target):
 
     def _others(self, refused_by: Sequence[Replica], call: InferCall) -> Sequence[Replica]:
         try:
-            usable, last_resort, _ = self._ready_for(call)
+            usable, last_resort, *_ = self._ready_for(call)
         except _NoReplicaError:
             return []
         others = [one for one in usable if one not in refused_by]
@@ -379,6 +451,8 @@ class ReplicatedTarget(Target):
             self._failed(replica, context, error)
             raise
         self._succeeded(replica, call, context, start_ns)
+        if self.prefixes is not None:
+            self.prefixes.note(replica.address, context.balancing_key, result)
         return result
 
     async def _infer_on_all(self, call: InferCall, context: CallContext) -> InferResult:
@@ -398,6 +472,8 @@ class ReplicatedTarget(Target):
         try:
             async with contextlib.aclosing(replica.target.stream_infer(call, context)) as results:
                 async for result in results:
+                    if self.prefixes is not None:
+                        self.prefixes.note(replica.address, context.balancing_key, result)
                     yield result
         except BaseException as error:
             self._failed(replica, context, error)

@@ -60,8 +60,10 @@ class BalancingPolicy(NamedTuple):
         """Whether gRPC chooses, on one channel to all replicas."""
         return self.type.make_rule is None
 
-    def key_of(self, call: "InferCall", context: "CallContext") -> str:
+    def key_of(self, call: "InferCall", context: "CallContext") -> object:
         """Key of a call; "" if it has none."""
+        if self.type.read_key is not None:
+            return self.type.read_key(call)
         if not self.key_kind:
             return ""
         if self.key_kind == "header":

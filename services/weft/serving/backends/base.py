@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
+    from weft.serving.block_exchange import BlockExchange
     from weft.serving.scheduler.rate_limiter import RateLimit
 
 
@@ -115,6 +116,8 @@ class ModelContext:
         fault: Makes the error for a field, such as ``fault("parameters[top_k]", "...")``, with file, line and column.
         caller: Calls other models; it, ``metrics``, ``control`` and ``exports`` are None if not available.
         control: Loads and unloads other models.
+        mesh_key: Secret that the services of the mesh share; "": there is none.
+        blocks: Exchanges blocks of KV caches with other model services; None: there is none.
     """
 
     signature: ModelSignature
@@ -127,6 +130,8 @@ class ModelContext:
     metrics: MetricSink | None = None
     control: RepositoryControl | None = None
     exports: MetricExports | None = None
+    mesh_key: str = field(default="", repr=False)
+    blocks: "BlockExchange | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ from weft.serving.backends.base import (
     TensorBackend,
 )
 from weft.serving.backends.sequences import sequenced
+from weft.serving.block_exchange import BlockExchange
 from weft.serving.config import checks
 from weft.serving.config.batching import LAYOUT_PARAMETERS, SCHEDULING_PARAMETERS, batch_layout, scheduler_settings
 from weft.serving.config.checks import ConfigReport, path_fault
@@ -164,6 +165,8 @@ def define_model(
     metrics: MetricSink | None = None,
     control: RepositoryControl | None = None,
     exports: MetricExports | None = None,
+    mesh_key: str = "",
+    blocks: BlockExchange | None = None,
 ) -> ModelDefinition:
     """Define the model in ``directory``, ``<repository>/<model>``. Blocks: reads files, may import a backend.
 
@@ -254,6 +257,8 @@ def define_model(
                 metrics,
                 control,
                 exports,
+                mesh_key,
+                blocks,
             )
             for version in selected
         },

@@ -64,7 +64,7 @@ class ChannelSecurity:
     def read(self) -> "ChannelSecrets":
         """Read the files. Raises InvalidArgumentError."""
         content = self.tls.read() if self.is_encrypted else None
-        return ChannelSecrets(content, "" if self.key_file is None else _key_in(self.key_file))
+        return ChannelSecrets(content, "" if self.key_file is None else read_key(self.key_file))
 
     @property
     def paths(self) -> list[Path]:
@@ -245,7 +245,8 @@ def _pem(secrets: ChannelSecrets) -> object:
     return None if secrets.tls is None else secrets.tls[:3]
 
 
-def _key_in(path: Path) -> str:
+def read_key(path: Path) -> str:
+    """The key in the first line of a file. Raises InvalidArgumentError."""
     warn_if_shared(path)
     line = read_file(path, "key file").partition(b"\n")[0].strip()
     if not line or len(line) > _MAX_KEY_BYTES or not all(0x21 <= byte <= 0x7E for byte in line):

@@ -71,9 +71,11 @@ class FakeEngine:
     def stop(self, grace_s: float) -> None:
         self.is_stopped = True
 
-    def submit(self, request: Any) -> None:
+    def prepare(self, request: Any) -> None:
         if self.refusal is not None:
             raise self.refusal
+
+    def enqueue(self, request: Any) -> None:
         self.requests.append(request)
 
     def cancel(self, request: Any) -> None:

@@ -81,6 +81,7 @@ def test_settings_come_from_configuration_and_place(make_backend, engines):
         ({"device": "cuda"}, "'device' is set by instance_group"),
         ({"aging_ns": "5"}, "'aging_ns' is set by parameter 'priority_aging_us'"),
         ({"max_num_sequences": "5"}, "unknown parameter 'max_num_sequences'"),
+        ({"migration_limit": "-1"}, "'migration_limit' must be a whole number from 0"),
         ({"load_format": "gguf"}, "'load_format' must be one of safetensors, dummy"),
     ],
 )
@@ -154,13 +155,13 @@ def test_a_cancelled_request_leaves_the_engine(make_backend, engine):
 def test_a_request_without_a_stream_is_waited_for(make_backend, engine, ids_of):
     """So does a warm-up."""
     backend = make_backend()
-    submit = engine.submit
+    enqueue = engine.enqueue
 
-    def submit_and_say(request):
-        submit(request)
+    def enqueue_and_say(request):
+        enqueue(request)
         engine.say(request, ids_of("b"), finish_reason="length", is_last=True)
 
-    engine.submit = submit_and_say
+    engine.enqueue = enqueue_and_say
     (answer,) = _execute(backend, make_request(text_input="a"))
     assert [b"ab"] == answer.outputs["text_output"].tolist()
 

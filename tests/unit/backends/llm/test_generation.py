@@ -14,7 +14,7 @@ from weft.backends.llm.generation import ChoiceOutput, Generation
 from weft.backends.llm.tensors import GenerationRequest
 from weft.backends.llm.text import TextCodec
 from weft.backends.tokenizers import tokenizer_at
-from weft.base.errors import InternalError
+from weft.base.errors import InternalError, WeftError
 from weft.llm.request import Delta, SamplingParams, TokenLogprobs
 
 
@@ -28,10 +28,12 @@ def calls():
 def make_generation(codec, sink, calls):
     """``make_generation(outputs, streamed=True, echo="", **sampling parameters)``."""
 
-    def make(*outputs, streamed=True, echo="", num_dropped=0, **params):
+    def make(*outputs, streamed=True, echo="", num_dropped=0, resume=(), **params):
         asked = GenerationRequest(
             *(np.array([0], np.int32), SamplingParams(**params), streamed, frozenset(outputs), echo, b""),
             num_dropped=num_dropped,
+            resume_token_ids=resume,
+            resume_logprob=-2.5 if resume else 0.0,
         )
         return Generation(
             make_request(),
@@ -64,8 +66,9 @@ def test_generation(make_generation, sink, calls, ids_of_line, case: Case):
     outputs, params = case.option("outputs").split(), json.loads(case.option("params"))
     params = {name: tuple(value) if isinstance(value, list) else value for name, value in params.items()}
     is_streamed, dropped = case.option("answer") != "one", int(case.option("dropped") or 0)
+    resumed = tuple(each for text in json.loads(case.option("resume") or "[]") for each in ids_of_line(text))
     generation = make_generation(
-        *outputs, streamed=is_streamed, echo=case.option("echo"), num_dropped=dropped, **params
+        *outputs, streamed=is_streamed, echo=case.option("echo"), num_dropped=dropped, resume=resumed, **params
     )
 
     def step(line):
@@ -100,7 +103,7 @@ def _delta(choice: int, line: str, ids_of: Any) -> Delta:
 
 
 def _shown(answer: Any, outputs: list[str]) -> str:
-    if isinstance(answer, InternalError):
+    if isinstance(answer, WeftError):
         return answer.message.partition(" (error id")[0]
     arrays = {name: answer.outputs[name] for name in outputs}
     return json.dumps(

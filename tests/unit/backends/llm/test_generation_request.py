@@ -32,6 +32,7 @@ def _shown(asked: GenerationRequest, name: str, codec: TextCodec) -> Any:
         "salt": asked.salt.decode(),
         "words": asked.bad_words,
         "dropped": asked.num_dropped,
+        "resumed": (asked.resume_token_ids, asked.resume_logprob),
     }
     return shown[name] if name in shown else getattr(asked.params, name)
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tests.ranks import on_ranks
 from tests.unit.llm.adapters import save_adapter
 from tests.unit.llm.engine_fixture import Answer, answer_all, make_engine, random_prompts
+from tests.unit.llm.parallel.test_stages import serve_all
 from tests.unit.llm.test_compositions import Life, check, nothing
 from tests.unit.llm.test_lora import ARCHITECTURES, SIZES, make_model
 
@@ -32,6 +33,9 @@ _CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+_WITH_TENSOR_RANKS = ("Llama", "Gemma3", "GptOss", "not deterministic")
+
+
 def _plan_of_leader(plan: ForwardPlan | None = None) -> ForwardPlan | None:
     box = [plan]
     dist.broadcast_object_list(box, src=0)
@@ -50,15 +54,15 @@ def _answers(folder: Path, name: str, groups: Groups) -> list[Any] | None:
     shape = SIZES | ARCHITECTURES[kind] | ({"sliding_window": 24} if has_window else {})
     config = config_from_json({"architectures": [f"{kind}ForCausalLM"], **shape})
     engine_options = {"deterministic": True, "max_num_batched_tokens": 48, "max_num_seqs": 6} | options
-    model = make_model(
-        config, random_weights(config, 3), 2, deterministic=engine_options["deterministic"], groups=groups
-    )
+    is_exact = engine_options["deterministic"]
+    weights = random_weights(config, 3, groups=groups, by_outputs=is_exact)
+    model = make_model(config, weights, 2, deterministic=is_exact, groups=groups)
     for seed in (1, 2):
         model.lora.load(f"adapter {seed}", folder / kind / str(seed))
-    if groups.context.rank:
+    is_alone = groups == ALONE
+    if not is_alone and dist.get_rank():
         _follow(make_engine(model=model, **engine_options))
         return None
-    is_alone = groups.context.size == 1
     engine = make_engine(model=model, before_step=nothing if is_alone else _plan_of_leader, **engine_options)
     names = ("", "adapter 1", "", "adapter 2", "adapter 1", "", "")
     answers = [
@@ -104,18 +108,17 @@ def _exchanged(groups: Groups, dtype: torch.dtype) -> bool:
 
 def facts(groups: Groups, folder: Path) -> dict[str, Any]:
     """All that the tests here compare, from one start of the ranks."""
-    context.MIN_TOKENS = 1
-    found: dict[str, Any] = {}
+    context.MIN_TOKENS["cpu"] = 1
+    names = _CASES if groups.tensor.size == 1 else _WITH_TENSOR_RANKS
+    found: dict[str, Any] = {name: _answers(folder, name, groups) for name in names}
     for dtype in (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn):
         found[str(dtype)] = _exchanged(groups, dtype)
-    for name in _CASES:
-        found[name] = _answers(folder, name, groups)
     return found
 
 
 def lives(groups: Groups) -> Counter[str]:
     """Rank 0 checks lives of engines, and the others follow it; returns what happened."""
-    context.MIN_TOKENS = 1
+    context.MIN_TOKENS["cpu"] = 1
     events = Counter[str]()
     for seed in range(8, 16):
         life = Life(seed)
@@ -132,25 +135,54 @@ def lives(groups: Groups) -> Counter[str]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any], Path]:
-    """What each of two ranks found, and the folder of the adapters."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two adapters of each architecture."""
     folder = tmp_path_factory.mktemp("adapters")
     for kind in ARCHITECTURES:
         config = config_from_json({"architectures": [f"{kind}ForCausalLM"], **SIZES, **ARCHITECTURES[kind]})
         for seed in (1, 2):
             save_adapter(folder / kind / str(seed), config, seed)
-    first, second = on_ranks(ParallelSizes(context=2), facts, folder)
-    return first, second, folder
+    return folder
 
 
-@pytest.mark.parametrize("name", _CASES)
-def test_answers_are_those_of_one_process(found: Any, name: str) -> None:
-    """Tokens, and if deterministic every log probability of tokens and prompts, bit for bit."""
-    first, _, folder = found
-    expected, actual = _answers(folder, name, ALONE), first[name]
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[dict[str, Any]]:
+    """What each of two ranks found."""
+    return on_ranks(ParallelSizes(context=2), facts, folder)
+
+
+def _check(folder: Path, name: str, actual: Any) -> None:
+    expected = _answers(folder, name, ALONE)
     if name == "not deterministic":
         expected, actual = ([tokens for tokens, *_ in answers] for answers in (expected, actual))
     assert expected == actual
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_answers_are_those_of_one_process(folder: Path, found: Any, name: str) -> None:
+    """Tokens, and if deterministic every log probability of tokens and prompts, bit for bit."""
+    _check(folder, name, found[0][name])
+
+
+def test_answers_are_those_of_one_process_with_tensor_ranks_too(folder: Path) -> None:
+    """Two by two ranks, each with half of the heads and half of the tokens."""
+    found = on_ranks(ParallelSizes(tensor=2, context=2), facts, folder)
+    for name in _WITH_TENSOR_RANKS:
+        _check(folder, name, found[0][name])
+
+
+def serve_divided(groups: Groups, names: list[str]) -> dict[str, Any]:
+    """What a rank answers to the requests of cases of ``test_stages``."""
+    context.MIN_TOKENS["cpu"] = 1
+    return serve_all(groups, names, "")
+
+
+def test_answers_are_those_of_one_process_with_stages_too() -> None:
+    """Two stages of two context ranks, steps in parts and planned ahead, bit for bit; a state goes to its like."""
+    names = ["ahead", "mixed ahead", "deterministic"]
+    alone = serve_all(ALONE, names, "")
+    for found in on_ranks(ParallelSizes(pipeline=2, context=2), serve_divided, names):
+        assert [alone[name][:3] for name in names] == [found[name][:3] for name in names]
 
 
 @pytest.mark.long
@@ -163,7 +195,7 @@ def test_every_combination_answers_as_one_process() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
 def test_caches_of_all_ranks_are_equal(found: Any, dtype: str) -> None:
     """What ranks store of a step is exchanged with its scales, to the last byte and to no other place."""
-    assert [True, True] == [each[f"torch.{dtype}"] for each in found[:2]]
+    assert [True, True] == [each[f"torch.{dtype}"] for each in found]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])

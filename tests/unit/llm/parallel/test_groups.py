@@ -31,3 +31,15 @@ def exchange(groups: Groups) -> tuple[list[int], float, float]:
 def test_tensors_go_along_one_axis() -> None:
     """Gathered and added are those of the group's ranks alone, and a stage sends to the next."""
     assert [([0, 1], 1, 0), ([0, 1], 1, 1), ([2, 3], 5, 0), ([2, 3], 5, 1)] == on_ranks(SIZES, exchange)
+
+
+def large_sum(groups: Groups) -> tuple[bool, list[int]]:
+    """Whether a sum of many rows, which ranks divide, is bitwise that of the same rows at once, and its shape."""
+    numbers = [torch.randn(701, 512, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
+    found = groups.tensor.all_reduce(numbers[groups.tensor.rank])
+    return torch.equal(numbers[0] + numbers[1] + numbers[2], found), list(found.shape)
+
+
+def test_sums_of_many_rows() -> None:
+    """They are added in the order of ranks too, each rank some rows, which need not be as many."""
+    assert [(True, [701, 512])] * 3 == on_ranks(ParallelSizes(tensor=3), large_sum)

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from weft.router.targets.balancing import (
-    least_outstanding,
     least_response_time,
     rendezvous_first,
     round_robin,
     sticky,
 )
-from weft.router.targets.balancing.rule import ResponseTime
+from weft.router.targets.balancing.rule import ResponseTime, least_outstanding
 
 
 class Clock:

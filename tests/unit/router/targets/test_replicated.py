@@ -62,7 +62,7 @@ class Fleet:
 
 @asynccontextmanager
 async def replicated(
-    fleet: Fleet, policy: str = "least_outstanding", by_grpc: Any = None
+    fleet: Fleet, policy: str = "least_outstanding", by_grpc: Any = None, **options: Any
 ) -> AsyncIterator[ReplicatedTarget]:
     target = ReplicatedTarget(
         "model",
@@ -72,6 +72,7 @@ async def replicated(
         by_grpc,
         clock_ns=lambda: fleet.now_ns,
         generator=random.Random(5),
+        **options,
     )
     await target.discover(timeout_s=1)
     await asyncio.sleep(0)  # the watches have begun

@@ -4,31 +4,15 @@ Each is a rule over the router's own counts, or one of gRPC's policies, which ch
 """
 
 import random
-from collections.abc import Callable, Sequence
-from hashlib import blake2b
+from collections.abc import Sequence
 from itertools import count
 from math import ceil
 
-from weft.router.targets.balancing.rule import Loaded, PolicyType, ReplicaT, Rule, two_of
+from weft.router.targets.balancing.prefix import PrefixRule, read_prompt
+from weft.router.targets.balancing.rule import PolicyType, ReplicaT, Rule, least_outstanding, scores, two_of
 
 #: A replica may have so much of its fair share of the calls in flight before keys move on to the next.
 MAX_SHARE = 1.25
-
-
-def least_outstanding(generator: random.Random) -> Rule:
-    """Of two random replicas, the one with fewer calls in flight.
-
-    Source:
-        M. Mitzenmacher, "The power of two choices in randomized load balancing", IEEE TPDS 2001.
-    """
-
-    def pick(replicas: Sequence[ReplicaT], key: str) -> ReplicaT:
-        if len(replicas) == 1:
-            return replicas[0]
-        first, second = two_of(replicas, generator)
-        return second if second.num_inflight < first.num_inflight else first
-
-    return pick
 
 
 def least_response_time(generator: random.Random) -> Rule:
@@ -74,7 +58,7 @@ def sticky(otherwise: Rule) -> Rule:
         if not key:
             return otherwise(replicas, key)
         limit = ceil(MAX_SHARE * (sum(replica.num_inflight for replica in replicas) + 1) / len(replicas))
-        score = _scores(key)
+        score = scores(key)
         first = min(replicas, key=score)
         if first.num_inflight < limit:
             return first
@@ -85,18 +69,7 @@ def sticky(otherwise: Rule) -> Rule:
 
 def rendezvous_first(replicas: Sequence[ReplicaT], key: str) -> ReplicaT:
     """The replica that ``key`` prefers; the same in every process."""
-    return min(replicas, key=_scores(key))
-
-
-def _scores(key: str) -> Callable[[Loaded], tuple[bytes, str]]:
-    state = blake2b(key.encode(errors="surrogatepass"), digest_size=8)
-
-    def score(replica: Loaded) -> tuple[bytes, str]:
-        own = state.copy()
-        own.update(b"\0" + replica.address.encode())
-        return own.digest(), replica.address
-
-    return score
+    return min(replicas, key=scores(key))
 
 
 #: By name; the first is the default.
@@ -106,6 +79,7 @@ POLICIES: dict[str, PolicyType] = {
         PolicyType("least_outstanding", least_outstanding),
         PolicyType("least_response_time", least_response_time),
         PolicyType("sticky", lambda generator: sticky(least_outstanding(generator)), takes_key=True),
+        PolicyType("prefix", PrefixRule, read_key=read_prompt),
         PolicyType("round_robin", round_robin),
         PolicyType(
             "weighted_round_robin",  # weights come from load reports out of band, which cost no call anything

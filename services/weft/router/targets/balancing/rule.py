@@ -1,10 +1,14 @@
-"""The interface of balancing policies, and the response-time average that they can use."""
+"""The interface of balancing policies, and what several of them use."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from math import exp
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from weft.base.core import InferCall
 
 #: Time constant of the mean response time, in seconds.
 RESPONSE_DECAY_S = 10.0
@@ -52,8 +56,11 @@ ReplicaT = TypeVar("ReplicaT", bound=Loaded)
 class Rule(Protocol):
     """Chooses a replica for a call."""
 
-    def __call__(self, replicas: Sequence[ReplicaT], key: str) -> ReplicaT:
-        """One of those that may answer, at least one; calls of one ``key`` belong together, "" belongs to no other."""
+    def __call__(self, replicas: Sequence[ReplicaT], key: Any) -> ReplicaT:
+        """One of those that may answer, at least one; calls of one ``key`` belong together, "" belongs to no other.
+
+        The key is a text, or what ``PolicyType.read_key`` gives.
+        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,12 +71,14 @@ class PolicyType:
         make_rule: Makes the router's own rule, given a random generator; None: gRPC chooses.
         grpc_config: If gRPC chooses, the policy's configuration in a service config.
         takes_key: Calls with the same value of a parameter or header may be kept together: ``NAME:header=x-user``.
+        read_key: Gives the key of a call; None: it is that parameter or header.
     """
 
     name: str
     make_rule: Callable[[random.Random], Rule] | None = None
     grpc_config: Mapping[str, object] | None = None
     takes_key: bool = False
+    read_key: "Callable[[InferCall], object] | None" = None
 
 
 def two_of(replicas: Sequence[ReplicaT], generator: random.Random) -> tuple[ReplicaT, ReplicaT]:
@@ -77,3 +86,31 @@ def two_of(replicas: Sequence[ReplicaT], generator: random.Random) -> tuple[Repl
     first = int(generator.random() * len(replicas))
     second = int(generator.random() * (len(replicas) - 1))
     return replicas[first], replicas[second + (second >= first)]
+
+
+def least_outstanding(generator: random.Random) -> Rule:
+    """Of two random replicas, the one with fewer calls in flight.
+
+    Source:
+        M. Mitzenmacher, "The power of two choices in randomized load balancing", IEEE TPDS 2001.
+    """
+
+    def pick(replicas: Sequence[ReplicaT], key: str) -> ReplicaT:
+        if len(replicas) == 1:
+            return replicas[0]
+        first, second = two_of(replicas, generator)
+        return second if second.num_inflight < first.num_inflight else first
+
+    return pick
+
+
+def scores(key: str) -> Callable[[Loaded], tuple[bytes, str]]:
+    """The rendezvous order of ``key``, to sort replicas by."""
+    state = blake2b(key.encode(errors="surrogatepass"), digest_size=8)
+
+    def score(replica: Loaded) -> tuple[bytes, str]:
+        own = state.copy()
+        own.update(b"\0" + replica.address.encode())
+        return own.digest(), replica.address
+
+    return score

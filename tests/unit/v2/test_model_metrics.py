@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from prometheus_client import CollectorRegistry
 
-from weft.router import metrics
-from weft.router.metrics import MetricsSource, ModelMetricsCollector
+from weft.v2.server import model_metrics as metrics
 from weft.v2.server.metrics import serve_metrics
+from weft.v2.server.model_metrics import MetricsSource, ModelMetricsCollector
 
 PAGE = """# HELP nv_inference_count Rows inferred
 # TYPE nv_inference_count counter

@@ -1,0 +1,1 @@
+"""Language models on hundreds of replicas in virtual time: ``python -m benchmarks.cluster``."""
