@@ -255,6 +255,12 @@ class TransformerModel:
                 f"host cannot allocate; lower kv_cache_bytes, or num_blocks"
             ) from error
 
+    def new_states(self, num_tokens: int) -> torch.Tensor | None:
+        """Room for what the stage before computes, zeros ``[num_tokens, hidden_size]``; None: there is none."""
+        if self.stage.is_first:
+            return None
+        return torch.zeros(num_tokens, self.config.hidden_size, dtype=self.dtype, device=self.device)
+
     def prepare(self, kv_dtype: torch.dtype | None = None) -> None:
         """Compile what steps with such a KV cache need, so that serving does not; nothing on a GPU."""
         config = self._own_config
