@@ -12,7 +12,7 @@ import torch.distributed as dist
 from weft.llm.parallel.groups import Groups, join
 from weft.llm.parallel.topology import ParallelSizes
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 def on_ranks(sizes: ParallelSizes, function: Callable[..., Any], *arguments: Any) -> list[Any]:

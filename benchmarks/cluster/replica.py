@@ -62,10 +62,10 @@ class EngineSettings:
 
 @dataclass(slots=True)
 class Progress:
-    """A prompt of which a part is computed."""
+    """A prompt of which a part is computed; the cache is asked when its first part is."""
 
     request: Request
-    num_done: int
+    num_done: int = 0
 
 
 @dataclass(slots=True)
@@ -169,8 +169,7 @@ class Replica:
             if request.first_s:
                 self._decode(request)
             else:
-                request.num_cached = self.num_cached(request)
-                self._prompts.append(Progress(request, request.num_cached))
+                self._prompts.append(Progress(request))
 
     def _begin(self) -> None:
         self._admit()
@@ -180,6 +179,8 @@ class Replica:
             room = self._settings.chunk_tokens - (num_running if decodes else 0)
             chunks, num_new, attended = [], 0, 0.0
             for prompt in self._prompts:
+                if not prompt.num_done:
+                    prompt.num_done = prompt.request.num_cached = self.num_cached(prompt.request)
                 size = min(prompt.request.num_prompt - prompt.num_done, room - num_new)
                 if not self._settings.mixes:  # whole prompts, one at least
                     whole = prompt.request.num_prompt - prompt.num_done

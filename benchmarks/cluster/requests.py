@@ -77,20 +77,22 @@ def sessions(
     output: int = 200,
     num_turns: int = 5,
     pause_s: float = 30.0,
+    skew: float = 1.0,
     seed: int = 1,
 ) -> list[Request]:
     """Chats of several turns, each of which begins with one of ``num_prompts`` system prompts.
 
-    A turn's prompt is all that was said before and ``turn`` tokens more. Few system prompts are much used (Zipf).
+    A turn's prompt is all that was said before and ``turn`` tokens more.
 
     Args:
         rate_per_s: Of all turns together.
         system, turn, output: Tokens.
         num_turns: Of a session.
+        skew: Exponent of how often system prompts are used, by rank (Zipf); 0: all alike.
         pause_s: Mean time from an answer to the next turn; from one turn to the next, the answer is not waited for.
     """
     draw, names = random.Random(seed), count(num_prompts << 20)
-    weights = [1 / (rank + 1) for rank in range(num_prompts)]
+    weights = [(rank + 1) ** -skew for rank in range(num_prompts)]
     found: list[Request] = []
     begins = poisson(rate_per_s / num_turns, 2 * -(-num // num_turns), seed)  # so that none is missing at the end
     for session, begin_s in enumerate(begins):

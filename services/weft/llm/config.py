@@ -145,6 +145,11 @@ class EngineConfig:
         if self.async_scheduling == "true" and (self.speculation != "none" or self.kv_offload_bytes):
             reason = "with speculation or kv_offload_bytes, whose plans depend on the step before"
             raise self._fault("async_scheduling", f"must be auto or false {reason}")
+        if self.pipeline_parallel_size > 1 and self.speculation not in ("none", "ngram"):
+            reason = (
+                f"with pipeline_parallel_size = {self.pipeline_parallel_size}: one stage alone would know its drafts"
+            )
+            raise self._fault("speculation", f"must be none or ngram {reason}")
         if (self.speculation in _WITH_FOLDER) != bool(self.draft_model):
             needed = f"the folder of the {_WITH_FOLDER[self.speculation]}," if not self.draft_model else "empty"
             raise self._fault("draft_model", f"must be {needed} with speculation = {self.speculation}")

@@ -198,9 +198,7 @@ class DecodeGraphs:
         token_ids = torch.full((num_tokens,), -1, dtype=torch.int32, device=device)
         q_start = torch.arange(0, num_tokens + 1, shape.q_len, dtype=torch.int32, device=device)
         slots, ctx_len = lengths.unbind(0)
-        incoming, model = None, self._model
-        if not model.stage.is_first:
-            incoming = torch.zeros(num_tokens, model.config.hidden_size, dtype=model.dtype, device=device)
+        incoming = self._model.new_states(num_tokens)
         state, tables = self._state, self._state.tables
 
         def step() -> Tensor:

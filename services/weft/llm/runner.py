@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weft.base.errors import InvalidArgumentError, UnavailableError
+from weft.base.errors import UnavailableError
 from weft.base.processes.malloc import set_kept_bytes
 from weft.llm import ops
 from weft.llm.block_store import open_store, write_blocks
@@ -116,7 +116,7 @@ class ModelRunner:
         proposer: Fills in the drafts that plans leave unknown; None: there are none.
 
     Raises:
-        InvalidArgumentError: The second tier cannot be created as configured, or there is a proposer in a pipeline.
+        InvalidArgumentError: The second tier cannot be created as configured.
         ResourceExhaustedError: The host lacks memory or disk for the cache or the second tier.
 
     Attributes:
@@ -134,11 +134,6 @@ class ModelRunner:
         *,
         proposer: DeviceProposer | None = None,
     ) -> None:
-        if proposer is not None and not model.stage.is_whole:
-            raise InvalidArgumentError(
-                f"engine: speculation must be none or ngram with pipeline_parallel_size = "
-                f"{model.groups.pipeline.size}, got '{config.speculation}', whose drafts one stage alone would know"
-            )
         self._model = model
         self._proposer = proposer
         self.num_blocks = config.num_blocks if num_blocks is None else num_blocks
@@ -196,9 +191,7 @@ class ModelRunner:
         none = torch.zeros(1, dtype=torch.int32)
         one = torch.ones(1, dtype=torch.int32)
         slots = torch.zeros(1, dtype=torch.int64)
-        incoming = None
-        if not self._model.stage.is_first:
-            incoming = torch.zeros(1, self._model.config.hidden_size, dtype=self._model.dtype)
+        incoming = self._model.new_states(1)
         hidden = self._model.forward(
             none, none, self.kv, none.view(1, 1), torch.cat((none, one)), one, slots, 1, 1, incoming=incoming
         )
@@ -260,31 +253,29 @@ class ModelRunner:
         """
         stage, link = self._model.stage, self._link
         parts = [MicroBatch(plan)] if stage.is_whole else split(plan, self._num_parts(plan))
-        sampled, scored = [], []
+        results = []
         for part, *_ in parts:
             hidden = self._forward(part, link.known_tokens(part))
             if not stage.is_last:
                 link.send_states(hidden if self._graphs is None else hidden.clone())  # a graph overwrites its result
                 continue
-            sampled.append(self._sample_rows(hidden, part))
-            scored.append(self._score_rows(hidden, part))
-            if self._plans_ahead and sampled[-1] and not stage.is_first:
-                link.send_tokens(sampled[-1][0])
+            sampled = self._sample_rows(hidden, part)
+            results.append((sampled, self._score_rows(hidden, part)))
+            if self._plans_ahead and sampled and not stage.is_first:
+                link.send_tokens(sampled[0])
         if self._plans_ahead and not stage.is_whole:
             link.await_next([part.plan.sample_slots for part in parts])
         if not stage.is_last:
             return lambda: StepTokens(np.empty(0, np.int32), None)
-        return self._finish(
-            self._in_order(sampled, [part.samples for part in parts]),
-            self._in_order(scored, [part.scores for part in parts]),
-        )
+        _, *rows = zip(*parts, strict=True)
+        return self._finish(*map(self._in_order, zip(*results, strict=True), rows))
 
     def _num_parts(self, plan: ForwardPlan) -> int:
         has_next = self._plans_ahead and plan.grammar is None and not len(plan.penalty_tokens)
         least = 1 if has_next else _MIN_PART_TOKENS[self.kv.device.type]
         return max(min(self._model.groups.pipeline.size, len(plan.token_ids) // least), 1)
 
-    def _in_order(self, parts: list[tuple[Tensor, ...]], rows: list[npt.NDArray[np.int64]]) -> tuple[Tensor, ...]:
+    def _in_order(self, parts: Sequence[tuple[Tensor, ...]], rows: Sequence[npt.NDArray[Any]]) -> tuple[Tensor, ...]:
         """Results of parts, with the rows of the step that they are of, as one of the step."""
         if len(parts) == 1:
             return parts[0]

@@ -20,18 +20,14 @@ class StageLink:
 
     def __init__(self, model: TransformerModel, state: DeviceState) -> None:
         self._model = model
-        self._groups = model.groups
         self._pipeline = model.groups.pipeline
         self._state = state
         self._awaited: deque[Int32] = deque()  # slots of the tokens that come next, by part
 
     def receive_states(self, num_tokens: int) -> Tensor | None:
         """What the stage before has computed of the next part, ``[num_tokens, hidden_size]``; None: there is none."""
-        model, group = self._model, self._pipeline
-        if model.stage.is_first:
-            return None
-        empty = torch.empty(num_tokens, model.config.hidden_size, dtype=model.dtype, device=model.device)
-        return group.receive(empty, group.rank - 1)
+        states = self._model.new_states(num_tokens)
+        return None if states is None else self._pipeline.receive(states, self._pipeline.rank - 1)
 
     def send_states(self, states: Tensor) -> None:
         """Send the states of a part to the next stage; they must not be changed any more."""
@@ -69,10 +65,11 @@ class StageLink:
 
     def unite_failures(self, blocks: Int32, failed: list[int], *, is_lost: bool) -> tuple[list[int], bool]:
         """Those of ``blocks`` whose load failed, and whether the tier is lost, at any rank up to this stage."""
-        if all(group.size == 1 for group in self._groups):
+        groups = self._model.groups
+        if all(group.size == 1 for group in groups):
             return failed, is_lost
         flags = self._state.upload(np.append(np.isin(blocks, failed), is_lost).astype(np.int32))
-        for others in (self._groups.tensor, self._groups.context):
+        for others in (groups.tensor, groups.context):
             flags = others.all_reduce(flags)
         if not self._model.stage.is_first:
             flags = flags + self._pipeline.receive(torch.empty_like(flags), self._pipeline.rank - 1)

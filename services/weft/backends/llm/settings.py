@@ -88,8 +88,10 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
         engine = EngineConfig.from_parameters(parameters)
     except InvalidArgumentError as error:
         raise model.fault("parameters", f"model '{model.signature.name}': {error.message}") from None
-    if role != "both" and (not engine.enable_prefix_caching or engine.speculation in HEADS):
-        raise reader.fault(ROLE, role, f"both without enable_prefix_caching, and with speculation {' or '.join(HEADS)}")
+    is_divided = engine.parallel_sizes.num_ranks > 1
+    if role != "both" and (not engine.enable_prefix_caching or engine.speculation in HEADS or is_divided):
+        others = f"with speculation {' or '.join(HEADS)}, and in several processes"
+        raise reader.fault(ROLE, role, f"both without enable_prefix_caching, {others}")
     if kv_events is not None and not engine.enable_prefix_caching:
         raise model.fault(
             f"parameters[{_KV_EVENTS}]",

@@ -155,7 +155,6 @@ class TransformerModel:
         longest = config.max_context_len
         if not 0 <= max_model_len <= longest:
             raise InvalidArgumentError(f"max_model_len must be from 0 to {longest}, got {max_model_len}")
-        self.groups = groups
         self.stage = stage = stages(config, groups.pipeline.size)[groups.pipeline.rank]
         parts = {name for name in config.weight_parts() if stage.has(name)}
         if missing := sorted(parts - weights.keys()):
@@ -255,6 +254,12 @@ class TransformerModel:
                 f"engine: a KV cache of {num_blocks} blocks takes {math.prod(shape) * dtype.itemsize} bytes, which the "
                 f"host cannot allocate; lower kv_cache_bytes, or num_blocks"
             ) from error
+
+    def new_states(self, num_tokens: int) -> torch.Tensor | None:
+        """Room for what the stage before computes, zeros ``[num_tokens, hidden_size]``; None: there is none."""
+        if self.stage.is_first:
+            return None
+        return torch.zeros(num_tokens, self.config.hidden_size, dtype=self.dtype, device=self.device)
 
     def prepare(self, kv_dtype: torch.dtype | None = None) -> None:
         """Compile what steps with such a KV cache need, so that serving does not; nothing on a GPU."""

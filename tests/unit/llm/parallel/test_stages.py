@@ -35,7 +35,6 @@ from weft.llm.scheduler.decodes import Decodes, build_plan
 from weft.llm.scheduler.micro_batches import split
 from weft.llm.scheduler.plan import BlockTransfers, ForwardPlan
 from weft.llm.scheduler.sequence import Sequence
-from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.ngram import NgramProposer
 from weft.llm.speculation.speculator import FixedDepth, Speculator
 from weft.llm.weights.checkpoint import Checkpoint
@@ -141,6 +140,10 @@ _CASES |= {
     "adapters": _Case(_config(), _adapted, {"max_loras": 2}),
     "drafts": _Case(_config(), _repeating, {"speculation": "ngram"}),
 }
+
+
+#: Of every kind of step one; the others are long.
+_QUICK = ["deterministic", "ahead", "torn tier", "adapters"]
 
 
 class _SharingRunner(ModelRunner):
@@ -275,9 +278,9 @@ def alone(folder: str) -> Callable[[str], _Facts]:
 
 
 @pytest.fixture(scope="module")
-def of_two(folder: str) -> list[dict[str, _Facts]]:
-    """Facts of every case from each of two stages."""
-    return on_ranks(ParallelSizes(pipeline=2), serve_all, list(_CASES), folder)
+def quick(folder: str) -> list[dict[str, _Facts]]:
+    """Facts of some cases from each of two stages."""
+    return on_ranks(ParallelSizes(pipeline=2), serve_all, _QUICK, folder)
 
 
 def _assert_as_one(expected: _Facts, found: _Facts, name: str) -> None:
@@ -287,33 +290,44 @@ def _assert_as_one(expected: _Facts, found: _Facts, name: str) -> None:
         assert expected.logprobs == found.logprobs
 
 
-@pytest.mark.parametrize("name", _CASES)
-def test_two_stages_answer_as_one_process(alone: Callable[[str], _Facts], of_two: list[Any], name: str) -> None:
+@pytest.mark.parametrize("name", _QUICK)
+def test_two_stages_answer_as_one_process(alone: Callable[[str], _Facts], quick: list[Any], name: str) -> None:
     """Tokens and reasons are the same, in deterministic mode log probabilities bit by bit, of both stages."""
-    for found in of_two:
+    for found in quick:
         _assert_as_one(alone(name), found[name], name)
 
 
-def test_what_two_stages_have_done(of_two: list[Any]) -> None:
-    """Steps were cut, sequences preempted and found in the cache, blocks lost in one stage alone, drafts verified."""
-    for found in of_two:
-        assert all(facts.num_parts > facts.num_steps for name, facts in found.items() if name != "chunks")
+def test_what_two_stages_have_done(quick: list[Any]) -> None:
+    """Steps were cut, what is in the cache was found, and blocks that one stage alone lost were computed again."""
+    for found in quick:
+        assert all(facts.num_parts > facts.num_steps for facts in found.values())
         assert found["ahead"].num_parts > 1.5 * found["ahead"].num_steps
-        assert found["preempted"].num_preemptions > 0
+        assert found["torn tier"].num_torn > 10
         assert found["deterministic"].num_cached > 0
-        assert (0, True) == (found["tier"].num_torn, found["torn tier"].num_torn > 10)
+    assert [2, 3] == [found["ahead"].kv_shape[1] for found in quick]
+
+
+@pytest.mark.long
+def test_every_architecture_on_two_stages(alone: Callable[[str], _Facts], folder: str) -> None:
+    """Each, and all other cases, answer as one process; sequences were preempted, drafts verified, loads succeeded."""
+    names = [name for name in _CASES if name not in _QUICK]
+    for found in on_ranks(ParallelSizes(pipeline=2), serve_all, names, folder):
+        for name in names:
+            _assert_as_one(alone(name), found[name], name)
+        assert found["preempted"].num_preemptions > 0
         assert found["drafts"].num_drafts > 0
-    assert [2, 3] == [found["chunks"].kv_shape[1] for found in of_two]
+        assert (0, True) == (found["tier"].num_torn, found["tier"].num_loaded > 10)
 
 
 def test_more_stages_than_sequences(alone: Callable[[str], _Facts], folder: str) -> None:
     """Three stages answer as one process, where some parts of a step are empty too."""
-    names = ["few sequences", "ahead", "mixed ahead", "deterministic"]
+    names = ["few sequences", "ahead"]
     for found in on_ranks(ParallelSizes(pipeline=3), serve_all, names, folder):
         for name in names:
             _assert_as_one(alone(name), found[name], name)
 
 
+@pytest.mark.long
 def test_stages_of_tensor_ranks(alone: Callable[[str], _Facts], folder: str) -> None:
     """Two stages of two tensor ranks each answer as one process; a rank's states go to its like of the next stage."""
     names = ["few sequences", "ahead", "mixed ahead", "deterministic", "adapters", Gemma2.architecture]
@@ -406,9 +420,8 @@ def _plan(lengths: list[int]) -> ForwardPlan:
     return plan._replace(slot_mapping=np.arange(sum(lengths)))
 
 
-def test_heads_are_refused() -> None:
-    """A head drafts from states that the last stage alone has; the message says what to take."""
-    groups = Groups(pipeline=Group(0, (0, 1)))
-    model = TransformerModel(_config(), dict(random_weights(_config(), 3, groups=groups)), groups=groups)
+@pytest.mark.parametrize("speculation", ["draft", "eagle3", "mtp"])
+def test_drafts_of_models_are_refused(speculation: str) -> None:
+    """Of other models' drafts one stage alone would know; the message says what to take."""
     with pytest.raises(InvalidArgumentError, match="speculation must be none or ngram with pipeline_parallel_size = 2"):
-        ModelRunner(model, EngineConfig(num_blocks=9).resolved(_config()), proposer=DraftModelProposer(model, 8))
+        EngineConfig(speculation=speculation, draft_model="x", pipeline_parallel_size=2)
