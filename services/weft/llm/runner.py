@@ -251,8 +251,8 @@ class ModelRunner:
         While a stage computes a part, the stage before computes the next one: of the same step, or the first of the
         next step, whose tokens are known by then.
         """
-        stage, link = self._model.stage, self._link
-        parts = [MicroBatch(plan)] if stage.is_whole else split(plan, self._num_parts(plan))
+        stage, link, pipeline = self._model.stage, self._link, self._model.groups.pipeline
+        parts = [MicroBatch(plan)] if pipeline.size == 1 else split(plan, self._num_parts(plan))
         results = []
         for part, *_ in parts:
             hidden = self._forward(part, link.known_tokens(part))
@@ -262,8 +262,8 @@ class ModelRunner:
             sampled = self._sample_rows(hidden, part)
             results.append((sampled, self._score_rows(hidden, part)))
             if self._plans_ahead and sampled and not stage.is_first:
-                link.send_tokens(sampled[0])
-        if self._plans_ahead and not stage.is_whole:
+                pipeline.send(sampled[0], 0)
+        if self._plans_ahead and pipeline.size > 1:
             link.await_next([part.plan.sample_slots for part in parts])
         if not stage.is_last:
             return lambda: StepTokens(np.empty(0, np.int32), None)
@@ -385,7 +385,8 @@ class ModelRunner:
             )
         if plan.grammar is not None:  # on a GPU, while it computes the logits
             num_rows = len(plan.grammar.rows)
-            if num_rows > len(self._masks) or not self._model.stage.is_whole:  # else the next part would overwrite them
+            has_parts = self._model.groups.pipeline.size > 1  # of which the next would overwrite the masks
+            if num_rows > len(self._masks) or has_parts:
                 num_words = -(-logits.shape[1] // 32)
                 self._masks = torch.empty(num_rows, num_words, dtype=torch.int32, pin_memory=self.kv.is_cuda)
             masks = self._masks[:num_rows]

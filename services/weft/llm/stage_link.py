@@ -1,6 +1,7 @@
 """What a stage of a pipeline exchanges with the others, states of tokens and what was sampled: ``StageLink``."""
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ class StageLink:
         self._model = model
         self._pipeline = model.groups.pipeline
         self._state = state
-        self._awaited: deque[Int32] = deque()  # slots of the tokens that come next, by part
+        self._awaited: deque[tuple[Int32, Tensor, Any]] = deque()  # by part: slots, tokens, and what awaits these
 
     def receive_states(self, num_tokens: int) -> Tensor | None:
         """What the stage before has computed of the next part, ``[num_tokens, hidden_size]``; None: there is none."""
@@ -33,10 +34,6 @@ class StageLink:
         """Send the states of a part to the next stage; they must not be changed any more."""
         self._pipeline.send(states, self._pipeline.rank + 1)
 
-    def send_tokens(self, token_ids: Tensor) -> None:
-        """Send from the last stage what it sampled for a part."""
-        self._pipeline.send(token_ids, 0)
-
     def known_tokens(self, plan: ForwardPlan) -> Tensor:
         """The tokens of a part, ``[T]``; the first stage, which alone needs them, awaits those that are unknown."""
         upload = self._state.upload
@@ -45,7 +42,7 @@ class StageLink:
         if not len(rows) or not self._model.stage.is_first:
             return token_ids
         slots = plan.slots[rows]
-        while any(np.isin(each, slots).any() for each in self._awaited):
+        while any(np.isin(each, slots).any() for each, *_ in self._awaited):
             self._receive_tokens()
         last = self._state.last_tokens.index_select(0, upload(slots))
         # Not in place: on a CPU the memory is the plan's.
@@ -56,12 +53,14 @@ class StageLink:
         if self._model.stage.is_first:
             while self._awaited:
                 self._receive_tokens()
-            self._awaited.extend(slots for slots in parts if len(slots))
+            for slots in filter(len, parts):  # at once, since NCCL ends a process whose messages nobody takes
+                tokens = torch.empty(len(slots), dtype=torch.int32, device=self._model.device)
+                self._awaited.append((slots, tokens, self._pipeline.start_receive(tokens, self._pipeline.size - 1)))
 
     def _receive_tokens(self) -> None:
-        slots = self._state.upload(self._awaited.popleft())
-        token_ids = self._pipeline.receive(torch.empty_like(slots), self._pipeline.size - 1)
-        self._state.last_tokens.index_put_((slots,), token_ids)
+        slots, tokens, work = self._awaited.popleft()
+        work.wait()
+        self._state.last_tokens.index_put_((self._state.upload(slots),), tokens)
 
     def unite_failures(self, blocks: Int32, failed: list[int], *, is_lost: bool) -> tuple[list[int], bool]:
         """Those of ``blocks`` whose load failed, and whether the tier is lost, at any rank up to this stage."""

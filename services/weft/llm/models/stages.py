@@ -20,11 +20,6 @@ class Stage(NamedTuple):
     is_last: bool = True
     has_embedding: bool = True
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether there are no others."""
-        return self.is_first and self.is_last
-
     def has(self, name: str) -> bool:
         """Whether the weight ``name`` of ``TransformerConfig.weight_parts`` is the stage's."""
         if name.startswith(LAYERS):

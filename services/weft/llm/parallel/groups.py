@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -101,8 +101,12 @@ class Group:
 
     def receive(self, x: torch.Tensor, source: int) -> torch.Tensor:
         """Fill ``x`` with what the rank ``source`` of the group sends."""
-        dist.recv(x, self._ranks[source], group=self._handle if source < self.rank else self._back)
+        self.start_receive(x, source).wait()
         return x
+
+    def start_receive(self, x: torch.Tensor, source: int) -> Any:
+        """As ``receive``, but ``x`` is filled once ``wait`` of the result returns."""
+        return dist.irecv(x, self._ranks[source], group=self._handle if source < self.rank else self._back)
 
 
 def _ordered_sum(parts: list[torch.Tensor]) -> torch.Tensor:

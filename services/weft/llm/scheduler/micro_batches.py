@@ -3,11 +3,8 @@
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from weft.llm.scheduler.plan import ForwardPlan
-
-_Int = npt.NDArray[np.int64]
+from weft.llm.scheduler.plan import ForwardPlan, Int32, Int64
 
 
 class MicroBatch(NamedTuple):
@@ -19,8 +16,8 @@ class MicroBatch(NamedTuple):
     """
 
     plan: ForwardPlan
-    samples: _Int = np.empty(0, np.int64)
-    scores: _Int = np.empty(0, np.int64)
+    samples: Int64 = np.empty(0, np.int64)
+    scores: Int64 = np.empty(0, np.int64)
 
 
 def split(plan: ForwardPlan, count: int) -> list[MicroBatch]:
@@ -45,7 +42,7 @@ def split(plan: ForwardPlan, count: int) -> list[MicroBatch]:
     return parts
 
 
-def _part(plan: ForwardPlan, seqs: _Int, firsts: _Int, counts: _Int) -> MicroBatch:
+def _part(plan: ForwardPlan, seqs: Int64, firsts: Int64, counts: Int64) -> MicroBatch:
     """Of each of ``seqs`` so many tokens from its first of them on."""
     starts = (plan.q_start[seqs] + firsts[seqs]).astype(np.int64)
     rows, q_start = _ranges(starts, counts[seqs])
@@ -79,7 +76,7 @@ def _part(plan: ForwardPlan, seqs: _Int, firsts: _Int, counts: _Int) -> MicroBat
     return MicroBatch(part, samples, scores)
 
 
-def _ranges(starts: _Int, counts: _Int) -> tuple[_Int, npt.NDArray[np.int32]]:
+def _ranges(starts: Int64, counts: Int64) -> tuple[Int64, Int32]:
     """The numbers of ranges that begin at ``starts``, and where each range begins among them, and their count."""
     ends = np.cumsum(counts)
     numbers = np.repeat(starts - ends + counts, counts) + np.arange(counts.sum())

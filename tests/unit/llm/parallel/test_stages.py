@@ -205,7 +205,7 @@ def _serve(groups: Groups, name: str, folder: str) -> _Facts:
         lora.load(adapter, Path(folder) / adapter)
     runner = _SharingRunner(model, config)
     runner.warm_up()
-    if config.kv_offload_bytes and not model.stage.is_whole:
+    if config.kv_offload_bytes and groups.pipeline.size > 1:
         runner.num_offload_blocks = (1 << 20) // (
             runner.kv.itemsize * runner.kv[0].numel() * 3 // len(model.stage.layers)
         )
@@ -226,7 +226,6 @@ def _serve(groups: Groups, name: str, folder: str) -> _Facts:
         core.step()
     core.pool.check()
     assert core.pool.num_used == 0
-    runner._link.await_next([])  # so that the next runner's tokens come first
     runner.close()
     return _Facts(
         [answer.tokens for answer in answers],
