@@ -62,7 +62,7 @@ Choose = Callable[[Sequence[Seen], Request], Seen]
 
 def _rule(policy: PolicyType) -> Callable[[random.Random], Choose]:
     """A rule of the router, asked with the key that the router reads from calls."""
-    make_rule, read_key = policy.make_rule, getattr(policy, "read_key", None)
+    make_rule, read_key = policy.make_rule, policy.read_key
 
     def make(generator: random.Random) -> Choose:
         rule: Rule = make_rule(generator) if make_rule else least_outstanding(generator)

@@ -5,6 +5,8 @@ import http.client
 import json
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -486,3 +488,22 @@ def test_load_balancers_may_look_at_the_port_of_http(router: Running) -> None:
         assert "weft_gateway_inflight" in scrape(gateway.address)
     with running_gateway(router.grpc) as gateway:
         assert [404, 404] == [gateway.ask("GET", path)[0] for path in ("/ping", "/metrics")]
+
+
+def test_an_endpoint_picker_reads_what_models_count_at_the_port_of_http(router: Running) -> None:
+    """``--metrics-from``: the families of a service's models, not those of the service."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'vllm:num_requests_waiting{engine="0"} 3.0\nweft_llm_waiting 3.0\n')
+
+    with HTTPServer(("127.0.0.1", 0), Page) as pages, ThreadPoolExecutor(1) as thread:
+        thread.submit(pages.serve_forever, 0.01)
+        source = f"--metrics-from=http://127.0.0.1:{pages.server_port}/metrics"
+        with running_gateway(router.grpc, "--probes", source) as gateway:
+            samples = scrape(gateway.address)
+        pages.shutdown()
+    assert samples['vllm:num_requests_waiting{engine="0"}'] == 3
+    assert "weft_llm_waiting" not in samples

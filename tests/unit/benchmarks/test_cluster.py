@@ -1,5 +1,7 @@
 """The simulation of language models on many replicas: laws that hold for every engine, and by the step."""
 
+from dataclasses import replace
+
 import pytest
 from benchmarks.cluster.__main__ import main
 from benchmarks.cluster.costs import SHAPES, StepCosts, costs_of
@@ -33,8 +35,8 @@ def test_steps_at_once_are_as_steps_one_by_one(mixes: bool, apart: bool) -> None
     for max_steps in (1, 1 << 30):
         requests = drawn_lengths(40, 300, 400, 60)
         settings = EngineSettings(mixes=mixes, chunk_tokens=512, max_num_seqs=16, max_steps=max_steps)
-        numbers = {"prefill": 2, "decode": 2} if apart else {"replicas": 4}
-        Run(Cluster(COSTS, settings=settings, **numbers), requests).run()
+        cluster = Cluster(COSTS, prefill=2, decode=2) if apart else Cluster(COSTS, replicas=4)
+        Run(replace(cluster, settings=settings), requests).run()
         times.append([(one.first_s, one.end_s) for one in requests])
     for one, other in zip(*times, strict=True):
         assert one == pytest.approx(other, abs=1e-6)
@@ -43,8 +45,8 @@ def test_steps_at_once_are_as_steps_one_by_one(mixes: bool, apart: bool) -> None
 @pytest.mark.parametrize("policy", CHOICES)
 def test_nothing_is_lost_and_all_is_given_back(policy: str) -> None:
     """Every request ends with its tokens; no replica holds KV memory, no router counts a call."""
-    for numbers in ({"replicas": 5}, {"prefill": 3, "decode": 2}):
-        run = Run(Cluster(COSTS, policy=policy, **numbers), sessions(50, 400, num_turns=3, pause_s=1.0))
+    for cluster in (Cluster(COSTS, replicas=5), Cluster(COSTS, prefill=3, decode=2)):
+        run = Run(replace(cluster, policy=policy), sessions(50, 400, num_turns=3, pause_s=1.0))
         figures = run.run()
         assert figures.num_complete == figures.num_requests == 400
         replicas = [*run.fronts, *run.backs]

@@ -2,6 +2,8 @@
 
 import argparse
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,17 @@ def test_ranks_reach_one_another_on_all_ports_and_nobody_else_does(tmp_path: Pat
     found = [matches(service["spec"]["selector"], template["metadata"]["labels"]) for template in pods_of(group)]
     assert found == ([True, False] if name == "ranks" else [True])
     text = yaml.safe_dump(group)
+    text_of_worker = " ".join(pods_of(group)[-1]["spec"]["containers"][0]["args"])
+    arguments = text_of_worker.replace("\\\n", " ").replace("$(LWS_LEADER_ADDRESS)", "leader")
+    command = [
+        sys.executable,
+        "-m",
+        "weft.services.ranks",
+        *shlex.split(arguments.rpartition("weft.services.ranks")[2]),
+    ]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "rank.key" in told.stderr  # which is not here; the rest is understood
+    assert "usage" not in told.stderr
     assert all(words in text for words in ("weft.services.ranks", ":8024"))
     assert group["spec"].get("podManagementPolicy", "Parallel") == "Parallel"
 
