@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor
@@ -44,7 +44,6 @@ from weft.serving.backends.base import (
     TensorBackend,
 )
 from weft.serving.backends.sequences import sequenced
-from weft.serving.block_exchange import BlockExchange
 from weft.serving.config import checks
 from weft.serving.config.batching import LAYOUT_PARAMETERS, SCHEDULING_PARAMETERS, batch_layout, scheduler_settings
 from weft.serving.config.checks import ConfigReport, path_fault
@@ -60,6 +59,9 @@ from weft.serving.config.placement import (
 )
 from weft.serving.queues.settings import SchedulerSettings
 from weft_protos.model_config_pb2 import ModelConfig
+
+if TYPE_CHECKING:
+    from weft.serving.block_exchange import BlockExchange
 
 #: What protobuf's parser in C++, which Triton Inference Server has, takes beside JSON: names without quotes, strings in
 #: single quotes, a comma before the end. Strings in double quotes match first, and stay. A string that nothing closes
@@ -166,7 +168,7 @@ def define_model(
     control: RepositoryControl | None = None,
     exports: MetricExports | None = None,
     mesh_key: str = "",
-    blocks: BlockExchange | None = None,
+    blocks: "BlockExchange | None" = None,
 ) -> ModelDefinition:
     """Define the model in ``directory``, ``<repository>/<model>``. Blocks: reads files, may import a backend.
 
