@@ -164,7 +164,7 @@ def test_a_rank_of_another_machine_connects_again(folder: Path, tmp_path: Path) 
     (tmp_path / "wrong").write_text("a secret of other letters\n")
     repository = tmp_path / "repository"
     repository.mkdir()
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.2:{free_port()}"  # and no other of this machine
     remote: dict[str, Any] = {"rank_listen_address": address, "rank_key_file": tmp_path / "key", "num_remote_ranks": 1}
     write_model(repository, "alone", folder)
     write_model(repository, "group", folder, tensor_parallel_size=2, **remote)

@@ -103,7 +103,7 @@ class _Rank:
     def _join(self, begin: Mapping[str, Any], config: EngineConfig) -> Groups:
         """Meet the other ranks at the store, which the first one has."""
         with socket.socket(fileno=os.dup(self._connection.fileno())) as own:
-            host = "127.0.0.1" if own.family == socket.AF_UNIX else own.getpeername()[0]
+            host = begin["host"] if own.family == socket.AF_UNIX else own.getpeername()[0]
         options = {"is_master": True, "master_listen_fd": begin["store"]} if begin["rank"] == 0 else {}
         store = dist.TCPStore(host, begin["port"], wait_for_workers=False, **options)
         return join(begin["rank"], config.parallel_sizes, store, device=config.device, timeout_s=config.rank_timeout_s)

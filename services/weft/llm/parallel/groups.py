@@ -1,5 +1,6 @@
 """Ranks that exchange tensors along one axis, over gloo on CPUs and NCCL on GPUs: ``Group``, ``Groups``."""
 
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import product
@@ -37,7 +38,7 @@ class Group:
         self._ranks = ranks
         self._handle = handle
         self._back = back  # for what goes to a lower rank: on a GPU it must not wait for what goes to a higher one
-        self._sending: list[tuple[dist.Work, torch.Tensor]] = []
+        self._sending: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
     def all_gather(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
         """``x`` of every rank, of equal shapes, side by side along ``dim`` in the order of ranks."""
@@ -93,9 +94,12 @@ class Group:
     def send(self, x: torch.Tensor, to: int) -> None:
         """Start to send ``x`` to the rank ``to`` of the group, which calls ``receive`` with an equal shape and type.
 
-        Does not wait for it; ``x`` must not be changed any more.
+        Waits only for what was sent long before; ``x`` must not be changed any more.
         """
-        self._sending = [each for each in self._sending if not each[0].is_completed()]
+        # gloo completes a message when it is awaited, not before. The others have begun to take one that is two steps
+        # old, of at most as many parts as there are stages, before this rank gets here.
+        while self._sending and (len(self._sending) > 2 * self.size or self._sending[0][0].is_completed()):
+            self._sending.popleft()[0].wait()
         x, handle = x.contiguous(), self._handle if to > self.rank else self._back
         self._sending.append((dist.isend(x, self._ranks[to], group=handle), x))
 
@@ -130,7 +134,8 @@ ALONE = Groups()
 def join(rank: int, sizes: ParallelSizes, store: dist.Store, *, device: str, timeout_s: float) -> Groups:
     """Meet the other ranks of the model at ``store``, and return the groups of ``rank``; once in a process.
 
-    Raises RuntimeError if they do not come within ``timeout_s``, which then limits every operation too.
+    Raises RuntimeError if they do not come within ``timeout_s``. It does not limit operations: ranks may load at
+    different speeds, and the service ends a step that takes too long.
     """
     backend = "nccl" if device.startswith("cuda") else "gloo"
     limit = timedelta(seconds=timeout_s)

@@ -133,17 +133,17 @@ class Reception:
 
 
 def prove(link: socket.socket, key: bytes, *, is_leader: bool) -> None:
-    """Let both ends show that they have the key, which is not sent. Raises ValueError if the other one has another.
+    """Let both ends show that they have the key, which is not sent. Raises ValueError if the other one does not.
 
     The connection is then blocking, and ends when the other machine is gone for half a minute.
     """
     link.settimeout(_PROOF_S)
     own = secrets.token_bytes(_NONCE_BYTES)
     link.sendall(own)
-    other = link.recv(_NONCE_BYTES)
+    other = _received(link, _NONCE_BYTES)
     mine, its = (b"leader", b"rank") if is_leader else (b"rank", b"leader")
     link.sendall(hmac.digest(key, mine + own + other, "sha256"))
-    if not hmac.compare_digest(link.recv(_DIGEST_BYTES), hmac.digest(key, its + other + own, "sha256")):
+    if not hmac.compare_digest(_received(link, _DIGEST_BYTES), hmac.digest(key, its + other + own, "sha256")):
         raise ValueError("it has another key; both must have the same rank_key_file")
     link.settimeout(None)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -152,6 +152,13 @@ def prove(link: socket.socket, key: bytes, *, is_leader: bool) -> None:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+
+
+def _received(link: socket.socket, num_bytes: int) -> bytes:
+    data = link.recv(num_bytes)
+    if len(data) < num_bytes:  # not waited for: a slow sender would keep others from being accepted
+        raise ValueError(f"it sent {len(data)} of the {num_bytes} bytes of its proof, and is no rank or has ended")
+    return data
 
 
 def read_key(path: Path) -> bytes:

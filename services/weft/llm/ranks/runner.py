@@ -24,6 +24,7 @@ _LOG = logs.get_logger("weft.llm.ranks")
 
 #: Time for ranks to end after the engine has, in seconds.
 _END_S = 1.0
+_CLOSED = "the model was closed before all of its ranks had come"
 
 
 class GroupRunner:
@@ -133,15 +134,19 @@ class GroupRunner:
         config, timeout_s = self._config, self._config.rank_timeout_s
         host, environment = "127.0.0.1", {"OMP_NUM_THREADS": str(config.num_threads)}
         if config.num_remote_ranks:
-            self._reception = Reception(
-                config.rank_listen_address, Path(self._begin["directory"], config.rank_key_file)
-            )
+            with self._lock:  # ``close`` either finds it, or comes first
+                if self._is_closing:
+                    raise UnavailableError(_CLOSED)
+                key_file = Path(self._begin["directory"], config.rank_key_file)
+                self._reception = Reception(config.rank_listen_address, key_file)
             host, _ = ends.split_address(config.rank_listen_address)
         elif os.path.isdir("/sys/class/net/lo"):
             environment["GLOO_SOCKET_IFNAME"] = "lo"  # nobody else reaches them
         device = int(config.device.partition(":")[2] or 0)
         with ends.listen(host, 0) as store:
-            told = {**self._begin, "log": logs.settings(), "store": store.fileno(), "port": store.getsockname()[1]}
+            address, port = store.getsockname()[:2]
+            own = {"store": store.fileno(), "host": address, "port": port}
+            told = {**self._begin, "log": logs.settings(), **own}
             for number in range(self._num_ranks - config.num_remote_ranks):
                 descriptors = [] if number else [store.fileno()]
                 self._add(RankEnd.child(number, timeout_s, device + number, environment, descriptors))
@@ -150,7 +155,7 @@ class GroupRunner:
             try:
                 self._add(self._reception.accept(number, timeout_s))  # type: ignore[union-attr]  # there are some
             except OSError:
-                raise UnavailableError("the model was closed before all of its ranks had come") from None
+                raise UnavailableError(_CLOSED) from None
         if self._reception is not None:
             self._reception.close()  # others wait for the next group
         for rank in self._ranks:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from weft.backends.llm.settings import Settings
 from weft.base.errors import InvalidArgumentError, UnavailableError, WeftError
 from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
+from weft.llm.ranks.ends import prove
+from weft.llm.ranks.runner import GroupRunner
 from weft.llm.request import Delta
 
 
@@ -47,6 +50,27 @@ def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgumentError, match=problem):
             load(folder, rank_listen_address=address, **remote)
     assert [] == children(os.getpid())
+
+
+def test_who_has_no_key_is_no_rank() -> None:
+    """Whether it has another key, or sends too little, or nothing."""
+    for sent, problem in ((bytes(64), "another key"), (bytes(3), "it sent 3 of the 32"), (b"", "it sent 0 of the 32")):
+        mine, its = socket.socketpair()
+        with mine, its:
+            its.sendall(sent)
+            its.shutdown(socket.SHUT_WR)
+            with pytest.raises(ValueError, match=problem):
+                prove(mine, b"a secret of many letters", is_leader=True)
+
+
+def test_a_group_that_is_closed_before_it_listens_waits_for_nobody(tmp_path: Path) -> None:
+    """Its start fails at once, though a rank of another machine is missing."""
+    (tmp_path / "key").write_text("a secret of many letters\n")
+    remote: dict[str, Any] = {"num_remote_ranks": 1, "rank_key_file": "key", "rank_listen_address": "127.0.0.1:9"}
+    group = GroupRunner(EngineConfig(tensor_parallel_size=2, **remote), {"directory": str(tmp_path)}, vocab_size=8)
+    group.close()
+    with pytest.raises(UnavailableError, match="closed before all of its ranks had come"):
+        group.start()
 
 
 @pytest.mark.long

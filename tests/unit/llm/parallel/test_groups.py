@@ -33,6 +33,21 @@ def test_tensors_go_along_one_axis() -> None:
     assert [([0, 1], 1, 0), ([0, 1], 1, 1), ([2, 3], 5, 0), ([2, 3], 5, 1)] == on_ranks(SIZES, exchange)
 
 
+def num_kept(groups: Groups) -> int:
+    """Messages that a rank still keeps after many sends."""
+    for index in range(50):
+        if groups.pipeline.rank == 0:
+            groups.pipeline.send(torch.full((1,), float(index)), 1)
+        else:
+            assert groups.pipeline.receive(torch.empty(1), 0).item() == index
+    return len(groups.pipeline._sending)
+
+
+def test_what_is_sent_is_freed() -> None:
+    """A stage keeps the last messages alone."""
+    assert [5, 0] == on_ranks(ParallelSizes(pipeline=2), num_kept)
+
+
 def large_sum(groups: Groups) -> tuple[bool, list[int]]:
     """Whether a sum of many rows, which ranks divide, is bitwise that of the same rows at once, and its shape."""
     numbers = [torch.randn(701, 512, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
