@@ -9,6 +9,7 @@ from typing import Any
 from weft.backends.llm.settings import Settings
 from weft.backends.llm.tensors import GenerationRequest
 from weft.base.core import Parameters
+from weft.base.errors import UnsupportedError
 from weft.base.observing.logs import get_logger
 from weft.llm.request import EngineRequest
 from weft.serving.backends.base import ModelContext
@@ -81,6 +82,8 @@ class BlockTransfers:
         if request.deadline_ns is not None:
             timeout_s = min(timeout_s, (request.deadline_ns - start_ns) / 1e9)
         try:
+            if not block_bytes:
+                raise UnsupportedError("this model runs on several ranks, into which blocks cannot be copied yet")
             async with asyncio.timeout(timeout_s):
                 hold = engine.transfer(lambda transfers: transfers.hold(request, hashes, lease_end_ns))
                 missing = await asyncio.wrap_future(hold)
