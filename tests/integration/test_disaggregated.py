@@ -82,6 +82,15 @@ def test_apart_as_together(mesh: Disaggregated, sampling: dict[str, Any]) -> Non
     mesh.check_clean()
 
 
+def test_prompts_of_every_length_come_whole(mesh: Disaggregated) -> None:
+    """Also with a first token that fills a block, which the source has not computed."""
+    failed = mesh.decode.figure("kv_transfers_total", outcome="failed")
+    for number in range(16):
+        ask(mesh.router, prompt(500 + number) + "0123456789abcdef"[:number], max_tokens=2)
+    assert failed == mesh.decode.figure("kv_transfers_total", outcome="failed")
+    mesh.check_clean()
+
+
 def test_a_cancelled_request_leaves_nothing(mesh: Disaggregated) -> None:
     """Neither while its prompt is computed, nor while it is decoded, nor without anybody to go on."""
     for number, num_answers in enumerate((0, 1, 5)):

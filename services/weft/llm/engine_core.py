@@ -391,9 +391,11 @@ class EngineCore:
                 if request.hold_s and finish_reason == "length" and sequence.num_output < most:
                     delta.finish_reason, delta.is_last = HELD, False
                     self._remove(request, HELD)
+                    self._emit(delta)  # before the end of its lease, which others of this step may bring about
                     hashes = sequence.hashes[: sequence.num_prompt // self.pool.block_size]
                     self.transfers.hold(request, hashes, self._clock_ns() + round(request.hold_s * 1e9))
-                elif delta.is_last:
+                    continue
+                if delta.is_last:
                     self._remove(request, finish_reason)
             deltas.append(delta)
         return deltas

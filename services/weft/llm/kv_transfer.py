@@ -49,7 +49,7 @@ class KvTransfers:
         self.block_bytes = 0 if runner is None else runner.block_bytes
         self._on_end = on_end
         self._leases: dict[EngineRequest, _Lease] = {}  # the oldest first
-        self.num_expired = self.num_bytes = 0
+        self.num_expired = self.num_bytes = self._num_held = 0
 
     @property
     def num_open(self) -> int:
@@ -100,6 +100,7 @@ class KvTransfers:
         """End the lease of a request; no effect if it has none."""
         lease = self._leases.pop(request, None)
         if lease is not None:
+            self._num_held -= len(lease.blocks)
             self._pool.held.subtract(lease.blocks)
             self._pool.free(lease.blocks)
             self._on_end(request)
@@ -124,7 +125,8 @@ class KvTransfers:
 
     def _keep(self, lease: _Lease, blocks: Sequence[int]) -> None:
         lease.blocks += blocks
+        self._num_held += len(blocks)
         self._pool.held.update(blocks)
-        while len(self._leases) > 1 and self._pool.held.total() > _MAX_SHARE * self._pool.capacity + len(lease.blocks):
+        while len(self._leases) > 1 and self._num_held > _MAX_SHARE * self._pool.capacity + len(lease.blocks):
             oldest = next(request for request, one in self._leases.items() if one is not lease)
             self.end(oldest)

@@ -185,6 +185,17 @@ def test_leases_give_way() -> None:
         assert whole(prompts[0], max_tokens=8).text == sources[0].answer.text + answer.wait().text
 
 
+def test_a_lease_that_gives_way_at_once() -> None:
+    """The first token comes before the end, also where another request of the same step takes the room."""
+    answers = [Answer(prompt, hold_s=_FOR_LONG_S, max_tokens=8) for prompt in random_prompts(3, 28, 28)]
+    engine = make_engine(block_size=4, num_blocks=25)
+    for answer in answers:
+        engine.submit(answer.request)
+    engine.start()
+    assert engine.stop(grace_s=5.0)
+    assert [(1, [RELEASED])] * 3 == [(len(answer.wait().text), answer.reasons) for answer in answers]
+
+
 def test_with_a_second_tier(tmp_path: Any) -> None:
     """Blocks that make room for fetched ones are saved first, and are found again."""
     old, new = random_prompts(2, 60, 60)

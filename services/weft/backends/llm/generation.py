@@ -247,6 +247,9 @@ class Generation:
             self._end(delta.error)
             return
         if delta.finish_reason == RELEASED:  # another replica goes on, or nobody asked for the blocks in time
+            self.flush()  # it may have come together with the first token
+            if self._is_done:
+                return
             self._is_done = True
             self._sink.deliver(None, is_final=True)
             self._on_done()

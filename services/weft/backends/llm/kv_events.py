@@ -117,6 +117,7 @@ class KvEventPublisher:
         self._block_size = block_size
         self.outcomes = Counter(sent=0, dropped=0)
         self._inbox: SimpleQueue[_Stored | bytes | None] = SimpleQueue()
+        self._inbox.put(_CLEARED)  # a new engine has no blocks
         self._is_full = False
         self._root = self._hash(config.hash_seed) if config.hash_seed else os.urandom(32)
         #: vLLM's hashes, by ours: of blocks in the cache, and of the last ones that left it, which may be parents yet.
@@ -164,11 +165,11 @@ class KvEventPublisher:
             context.linger = 0
             publisher, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
             publisher.set_hwm(config.hwm)
+            replay.set_hwm(config.buffer_steps + 1)  # what is above is dropped
             is_bound = any(part in config.endpoint for part in ("*", "::", "ipc://"))
             waiting = [(publisher.bind if is_bound else publisher.connect, config.endpoint)]
             waiting += [(replay.bind, config.replay_endpoint)] if config.replay_endpoint else []
             retry_s = 0.0
-            self._inbox.put(_CLEARED)  # a new engine has no blocks
             while not (self._is_closed.is_set() and self._inbox.empty()):
                 if waiting and time.monotonic() >= retry_s:
                     waiting = [(attach, address) for attach, address in waiting if not self._attached(attach, address)]
@@ -217,6 +218,8 @@ class KvEventPublisher:
             if item is _CLEARED:
                 events.append(["AllBlocksCleared"])
                 last = None
+                self._forget(self._hashes)
+                self._hashes = {}
             elif isinstance(item, bytes):
                 last = None
                 self._remove(item, events)
@@ -228,13 +231,16 @@ class KvEventPublisher:
         known = self._hashes.pop(block_hash, None)
         if known is None:
             return
-        self._old[block_hash] = known
-        if len(self._old) > self._num_old:
-            self._old.popitem(last=False)
+        self._forget({block_hash: known})
         if not events or events[-1][0] != "BlockRemoved":
             events.append(["BlockRemoved", [], _MEDIUM])
         events[-1][1].append(_number(known))
         self.outcomes["sent"] += 1
+
+    def _forget(self, hashes: dict[bytes, bytes]) -> None:
+        self._old.update(hashes)
+        while len(self._old) > self._num_old:
+            self._old.popitem(last=False)
 
     def _store(self, item: _Stored, events: list[list[Any]], last: bytes | None) -> bytes | None:
         parent = self._root if item.parent is None else self._hashes.get(item.parent) or self._old.get(item.parent)

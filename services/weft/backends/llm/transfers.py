@@ -9,6 +9,7 @@ from typing import Any
 from weft.backends.llm.settings import Settings
 from weft.backends.llm.tensors import GenerationRequest
 from weft.base.core import Parameters
+from weft.base.errors import UnsupportedError
 from weft.base.observing.logs import get_logger
 from weft.llm.request import EngineRequest
 from weft.serving.backends.base import ModelContext
@@ -60,7 +61,7 @@ class BlockTransfers:
     def submit(self, request: EngineRequest, parameters: Parameters, events: list[Any]) -> None:
         """Submit a request, once the blocks that it may fetch have come or not; ``events`` are of its span."""
         self._engine.prepare(request)
-        if self._exchange is None or SOURCE not in parameters:
+        if self._exchange is None or SOURCE not in parameters or request.hold_s:  # a request has one lease
             self._engine.enqueue(request)
         else:
             fetch = self._fetch(self._exchange, request, str(parameters[SOURCE]), events)
@@ -70,17 +71,21 @@ class BlockTransfers:
         engine, start_ns, num_bytes, outcome = self._engine, time.monotonic_ns(), 0, "failed"
         lease_end_ns = start_ns + int(LEASE_S * 1e9)
         block_bytes = engine.transfers.block_bytes
+        num_computed = len(request.prompt_ids) + len(request.resume_token_ids) - 1  # the source made the last token
+        hashes = request.block_hashes[: num_computed // engine.pool.block_size]
 
-        async def write(hashes: Sequence[bytes], data: bytes) -> bool:
-            work = engine.transfer(lambda transfers: transfers.write(request, hashes, data))
+        async def write(piece: Sequence[bytes], data: bytes) -> bool:
+            work = engine.transfer(lambda transfers: transfers.write(request, piece, data))
             return bool(await asyncio.wrap_future(work))
 
         timeout_s = self._settings.kv_transfer_timeout_ms / 1e3
         if request.deadline_ns is not None:
             timeout_s = min(timeout_s, (request.deadline_ns - start_ns) / 1e9)
         try:
+            if not block_bytes:
+                raise UnsupportedError("this model runs on several ranks, into which blocks cannot be copied yet")
             async with asyncio.timeout(timeout_s):
-                hold = engine.transfer(lambda transfers: transfers.hold(request, request.block_hashes, lease_end_ns))
+                hold = engine.transfer(lambda transfers: transfers.hold(request, hashes, lease_end_ns))
                 missing = await asyncio.wrap_future(hold)
                 await exchange.fetch(source, self._model, missing, block_bytes, write)
             outcome, num_bytes = "complete", len(missing) * block_bytes

@@ -272,10 +272,11 @@ class ReplicatedTarget(Target):
 
     def _split(self, prefills: Sequence[Replica], call: InferCall, context: CallContext) -> SplitCall:
         """Whether and where the prompt of a call is computed apart: by its length, and by the load there."""
-        if not prefills or not self._mesh_key:
+        free = [replica for replica in prefills if is_split(replica, call)] if self._mesh_key else []
+        if not free:
             return SplitCall(None, "")
-        replica = self._rule(_fresh(prefills, context) or prefills, self._key_of(call, context))
-        return SplitCall(replica if is_split(replica, call) else None, self._mesh_key)
+        context.balancing_key = self._key_of(call, context)
+        return SplitCall(self._rule(_fresh(free, context) or free, context.balancing_key), self._mesh_key)
 
     def _home_of(self, sequence: SequenceKey, call: InferCall) -> Replica:
         is_start = call.parameters.get("sequence_start") is True

@@ -15,7 +15,7 @@ from weft.backends.llm.tensors import GenerationRequest
 from weft.backends.llm.text import TextCodec
 from weft.backends.tokenizers import tokenizer_at
 from weft.base.errors import InternalError, WeftError
-from weft.llm.request import Delta, SamplingParams, TokenLogprobs
+from weft.llm.request import HELD, RELEASED, Delta, SamplingParams, TokenLogprobs
 
 
 @pytest.fixture
@@ -58,6 +58,17 @@ def ids_of_line(codec, ids_of):
     """The tokens of a text, whose lone surrogates are bytes."""
     by_bytes = {bytes(codec.shown_token(token_id).data): token_id for token_id in range(258)}
     return lambda text: ids_of(text) if text.isprintable() else [by_bytes[text.encode("utf-8", "surrogateescape")]]
+
+
+@pytest.mark.parametrize(("stop", "num_answers"), [((), 2), (("a",), 1)], ids=["token", "stop string"])
+def test_a_lease_that_ends_with_the_first_token(make_generation, sink, calls, ids_of, stop, num_answers):
+    """Both come before a response is made: the token is sent all the same, and one final response."""
+    generation = make_generation("text_output", "output_ids", stop=stop)
+    generation.add(Delta(None, 0, ids_of("a"), finish_reason=HELD))
+    generation.add(Delta(None, 0, [], finish_reason=RELEASED, is_last=True))
+    assert ids_of("a") == sink.answers[0].outputs["output_ids"].tolist()
+    assert (num_answers, True, "over") == (len(sink.answers), sink.is_over, calls[-1])
+    assert 1 == calls.count("over")
 
 
 @cases(Path(__file__).with_name("generations.txt"))

@@ -132,6 +132,16 @@ async def test_a_replica_with_many_prompts_gets_no_more() -> None:
         assert [] == fleet.fakes["prefill0:1"].calls
 
 
+async def test_of_two_for_prompts_the_one_with_room_gets_them() -> None:
+    """Whichever the balancing rule prefers."""
+    fleet = fleet_of("prefill", "prefill", "decode")
+    async with replicated(fleet, mesh_key=KEY, policy="prefix") as target:
+        target.replicas[0].num_inflight = 8
+        for size in range(300, 600, 100):
+            assert [0, 1, 2] == await tokens(target, call(size))
+        assert [0, 3] == [len(fleet.fakes[f"prefill{number}:1"].calls) for number in range(2)]
+
+
 @pytest.mark.parametrize("fault", [lost, refusal])
 @pytest.mark.parametrize("failing", ["prefill0:1", "decode1:1"])
 async def test_a_fault_of_either_costs_no_stream(fault: Any, failing: str) -> None:

@@ -136,7 +136,7 @@ class PrefixRule:
         key.expected, key.sent = num_known * PIECE_BYTES, found.get(chosen.address, (0, 0))[1]
         self._num_new[chosen.address] += len(key.pieces) - num_known
         if self._num_new[chosen.address] > _MAX_NEW:
-            self._num_new = Counter({one: self._num_new[one] // 2 for one in addresses})
+            self._num_new = Counter({one: count // 2 for one, count in self._num_new.items() if count > 1})
         self._remember(key, chosen.address, addresses)
         return chosen
 
