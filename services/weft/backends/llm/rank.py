@@ -187,7 +187,8 @@ def _or_end(run: Callable[[], None]) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Run a rank to its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service decides when this process ends
+    for number in (signal.SIGINT, signal.SIGTERM):  # the service decides when this process ends
+        signal.signal(number, signal.SIG_IGN)
     device_index, descriptor = map(int, argv)
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
