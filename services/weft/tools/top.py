@@ -19,7 +19,7 @@ _MAX_PAGE_BYTES = 64 << 20
 _LATENCY = "weft_request_latency_seconds_bucket"
 _QUEUE = "weft_queue_latency_seconds_bucket"
 _LAG = "weft_event_loop_lag_seconds_bucket"
-_RANK = "weft_llm_rank"
+_RANK, _TRANSFER, _ROLE = "weft_llm_rank", "weft_llm_kv_transfer", "weft_llm_role"
 _KEYS = ("model", "version", "priority")
 _Samples = Iterable[tuple[Mapping[str, str], float]]
 
@@ -139,6 +139,22 @@ class RankRow(NamedTuple):
     num_restarts: int
 
 
+class RoleRow(NamedTuple):
+    """One instance of a language model that computes prompts, or tokens, for others; transfers are of blocks.
+
+    ``num_leases``: Open now.
+    """
+
+    service: str
+    model: str
+    instance: str
+    role: str
+    complete_per_s: float
+    failed_per_s: float
+    mib_per_s: float
+    num_leases: int
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One frame; rates and latencies are of the last ``interval_s``."""
@@ -147,6 +163,7 @@ class Frame:
     services: Sequence[ServiceRow]
     models: Sequence[ModelRow]
     ranks: Sequence[RankRow] = ()
+    roles: Sequence[RoleRow] = ()
 
 
 def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapping[str, Page]) -> Frame:
@@ -157,6 +174,7 @@ def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapp
     services: list[ServiceRow] = []
     models: list[ModelRow] = []
     ranks: list[RankRow] = []
+    roles: list[RoleRow] = []
     intervals = [1e-3]
     for name, address in addresses.items():
         old, new = before[name], now[name]
@@ -181,8 +199,9 @@ def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapp
         )
         models += _model_rows(name, old, new, seconds)
         ranks += _rank_rows(name, old, new, seconds)
+        roles += _role_rows(name, old, new, seconds)
     models.sort(key=lambda row: (-row.requests_per_s, row.service, row.model, row.priority))
-    return Frame(max(intervals), services, models, ranks)
+    return Frame(max(intervals), services, models, ranks, roles)
 
 
 def quantiles_ms(buckets: Mapping[float, float], shares: Iterable[float]) -> list[float | None]:
@@ -269,6 +288,25 @@ def _rank_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[R
         )
 
 
+def _role_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[RoleRow]:
+    for labels, _ in new.values(_ROLE):
+        if labels["role"] == "both":
+            continue
+        own = {key: text for key, text in labels.items() if key != "role"}
+        num_ended = _delta(old, new, f"{_TRANSFER}s_total", **own)
+        num_complete = _delta(old, new, f"{_TRANSFER}s_total", outcome="complete", **own)
+        yield RoleRow(
+            service,
+            labels["model"],
+            labels["instance"],
+            labels["role"],
+            num_complete / seconds,
+            (num_ended - num_complete) / seconds,
+            _delta(old, new, f"{_TRANSFER}_bytes_total", **own) / seconds / (1 << 20),
+            int(new.value("weft_llm_kv_leases", **own)),
+        )
+
+
 def _delta(old: Page, new: Page, name: str, **labels: str) -> float:
     """Growth of a counter; a lower value means a restart at 0."""
     value, earlier = new.value(name, **labels), old.value(name, **labels)
@@ -290,9 +328,11 @@ _MODEL_HEAD = (
 )  # fmt: skip
 _RANK_HEAD = ("SERVICE", "MODEL", "INSTANCE", "RANK", "STEPS/S", "STEP ms", "MIB", "KV MIB", "RESTARTS")
 
+_ROLE_HEAD = ("SERVICE", "MODEL", "INSTANCE", "ROLE", "FETCHES/S", "FAIL/S", "MIB/S", "LEASES")
+
 
 def frame_text(frame: Frame, *, width: int = 0, height: int = 0) -> str:
-    """Tables of the services, of their graphs and models, busiest first, and of ranks, if there are some.
+    """Tables of the services, of their graphs and models, busiest first, and of ranks and roles, if there are some.
 
     They are cut to the terminal's size; 0: no limit.
     """
@@ -302,6 +342,9 @@ def frame_text(frame: Frame, *, width: int = 0, height: int = 0) -> str:
     if frame.ranks:
         rows = [(*row[:4], *map(_number, row[4:], (1, 2, 0, 0, 0))) for row in frame.ranks]
         lines += ["", *_table(_RANK_HEAD, rows, num_left=4)]
+    if frame.roles:
+        rows = [(*row[:4], *map(_number, row[4:], (1, 1, 1, 0))) for row in frame.roles]
+        lines += ["", *_table(_ROLE_HEAD, rows, num_left=4)]
     if height and len(lines) > height:
         num_hidden = len(lines) - height + 1
         lines = [*lines[: height - 1], f"... {num_hidden} more"]

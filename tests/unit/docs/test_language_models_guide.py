@@ -93,7 +93,7 @@ def test_every_tensor_is_listed_with_its_type() -> None:
 
 def test_every_metric_is_listed() -> None:
     """Counters with the suffix that they are scraped with."""
-    families = (*own._FAMILIES, *own._OF_SPECULATION, *own._RATES, *own._OF_GROUPS, *own._OF_RANKS)
+    families = (*own._FAMILIES, *own._OF_SPECULATION, *own._RATES, *own._ROLE, *own._OF_GROUPS, *own._OF_RANKS)
     expected = {f"weft_llm_{name}{'_total' * (kind is own._COUNT)}" for kind, name, *_ in families}
     assert expected == {name for cells in rows("Metrics") for name in names(cells[0])}
 

@@ -193,3 +193,25 @@ def test_ranks_are_a_table_of_their_own() -> None:
     assert row.step_ms == pytest.approx(5.0)
     assert " ".join(frame_text(frame).splitlines()[-1].split()) == "model chat chat_0_0 1 20.0 5.00 3 0 2"
     assert "RANK" not in frame_text(frame_of({}, {}, {}))
+
+
+def test_roles_are_a_table_of_their_own() -> None:
+    """Transfers of blocks in the interval, and open leases; replicas for whole requests are not in it."""
+    labels = {"model": "chat", "version": "1", "instance": "chat_0_0"}
+
+    def page(at_s: float, num: int, role: str) -> Page:
+        samples = {
+            "weft_llm_role": [(labels | {"role": role}, 1.0)],
+            "weft_llm_kv_transfers_total": [
+                (labels | {"outcome": outcome}, float(num * factor))
+                for outcome, factor in (("complete", 2), ("late", 1))
+            ],
+            "weft_llm_kv_transfer_bytes_total": [(labels, float(num << 20))],
+            "weft_llm_kv_leases": [(labels, 3.0)],
+        }
+        return Page(at_s, samples)
+
+    frame = frame_of({"model": "localhost:1"}, {"model": page(1.0, 0, "decode")}, {"model": page(3.0, 10, "decode")})
+    assert [("model", "chat", "chat_0_0", "decode", 10.0, 5.0, 5.0, 3)] == list(frame.roles)
+    assert "model chat chat_0_0 decode 10.0 5.0 5.0 3" == " ".join(frame_text(frame).splitlines()[-1].split())
+    assert not frame_of({"model": ""}, {"model": page(1.0, 0, "both")}, {"model": page(3.0, 10, "both")}).roles

@@ -196,6 +196,7 @@ class LlmBackend(Backend):
                 settings.metric_names,
                 self._group,
                 self._num_losses,
+                settings.role,
             )
             self.model.exports.attach(self.instance.token, export.read)
         if self._engine.lora is not None:

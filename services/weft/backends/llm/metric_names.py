@@ -213,6 +213,7 @@ _RATES: tuple[tuple[Any, str, str, Callable[[Rates], float | None]], ...] = (
     (_LEVEL, "mfu_ratio", "Share of the device's arithmetic that steps used", get("mfu")),
     (_LEVEL, "mbu_ratio", "Share of the device's memory bandwidth that steps used", get("mbu")),
 )
+_ROLE = ((_LEVEL, "role", "1: the part of requests that the replica is for, prefill, decode or both", int),)
 #: Of a group of ranks: how often it was started again.
 _OF_GROUPS = ((_COUNT, "rank_restarts", "Times that the ranks were started again", int),)
 #: Of each rank of a group: its statistics.
@@ -238,10 +239,12 @@ class EngineExport:
         conventions: Collection[str] = (),
         group: Any = None,
         num_restarts: int = 0,
+        role: str = "both",
     ) -> None:
         self._engine = engine
         self._group = group
         self._num_restarts = num_restarts
+        self._role = role
         self._conventions = conventions
         self._labels = {"model": signature.name, "version": signature.version}
         self._instance = instance
@@ -261,6 +264,7 @@ class EngineExport:
             for family in self._families(_OF_SPECULATION, speculator, proposer=speculator.name):
                 yield own(family)
         yield from self._families(_RATES, self._latest_rates())
+        yield from self._families(_ROLE, 1, role=self._role)
         if self._group is None:
             return
         yield from self._families(_OF_GROUPS, self._num_restarts)
