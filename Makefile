@@ -167,5 +167,5 @@ $(RUNS): pyproject.toml constraints.txt | $(BIN)/python
 
 $(STAMP): $(RUNS)
 	@echo "Installing what tests and linters need besides."
-	$(PIP) --quiet --editable ".[$(RUNNING),convert,jobs,plan,ray,trees,dev]"
+	$(PIP) --quiet --editable ".[$(RUNNING),convert,jobs,kv-events,plan,ray,trees,dev]"
 	touch $(STAMP)
