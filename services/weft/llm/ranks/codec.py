@@ -39,12 +39,13 @@ def unpack(data: bytes | memoryview) -> Any:
     """The value that ``pack`` was given; its arrays are new, and may be written. Raises ValueError for other bytes."""
     try:
         end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
-        arrays = bytearray(data[end + -end % _ALIGNMENT :])
+        start = end + -end % _ALIGNMENT
+        arrays = bytearray(data[start:])
         value, position = _made(json.loads(bytes(data[_LENGTH.size : end])), arrays, 0)
     except (struct.error, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"not a plan or result of this version: {error}") from None
-    if position != len(arrays):
-        raise ValueError(f"{len(arrays)} bytes of arrays, of which {position} are described")
+    if start + position != len(data):
+        raise ValueError(f"{len(data)} bytes, of which {start + position} are described")
     return value
 
 
