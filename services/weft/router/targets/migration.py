@@ -28,12 +28,13 @@ class MovableStream:
         num_moves: Times that it went on at another replica.
         has_begun: A response has come.
         is_under_way: A response has come since the last move.
+        made_progress: One had come from the replica before, so the request is not what ended that.
     """
 
     def __init__(self, call: InferCall, limit: int) -> None:
         self.call = call
         self.num_moves = 0
-        self.has_begun = self.is_under_way = False
+        self.has_begun = self.is_under_way = self.made_progress = False
         self._is_over = self._is_hidden = False
         self._tokens = array("i")
         self._logprob = math.nan
@@ -85,7 +86,7 @@ class MovableStream:
 
     def go_on(self) -> None:
         """Prepare ``call`` to go on behind the tokens so far."""
-        self.is_under_way = False
+        self.made_progress, self.is_under_way = self.is_under_way, False
         inputs = {**self.call.inputs, RESUME_INPUT: encode(np.array(self._tokens, np.int32))}
         more = {} if math.isnan(self._logprob) else {RESUME_LOGPROB: self._logprob}
         self.call = replace(self.call, inputs=inputs, parameters={**self.call.parameters, **more})

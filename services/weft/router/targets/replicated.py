@@ -352,7 +352,7 @@ class ReplicatedTarget(Target):
         Raises the error for the client if the call may not be repeated, or no replica is left.
         """
         has_begun = stream is not None and stream.has_begun
-        other = await self._instead(refused_by, call, context, error, has_begun=has_begun)
+        other = await self._instead(refused_by, call, context, error, stream if has_begun else None)
         migrated = None if error.is_refused or not has_begun else stream
         if not has_begun and not self.budget.take():
             raise error
@@ -374,24 +374,29 @@ class ReplicatedTarget(Target):
         return other
 
     async def _instead(
-        self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError, *, has_begun: bool
+        self,
+        refused_by: Sequence[Replica],
+        call: InferCall,
+        context: CallContext,
+        error: WeftError,
+        begun: MovableStream | None,
     ) -> Replica:
         failed = refused_by[-1]
         is_lost = not error.is_refused and getattr(error, "is_unanswered", False)
-        if is_lost:
+        if is_lost and not (begun and begun.made_progress):
             self._note_loss(failed, call, context)
         sequence = _sequence_of(call)
         if sequence is not None and call.parameters.get("sequence_start") is not True:
             if error.code == "UNAVAILABLE" and (error.is_refused or is_lost):
                 raise self._lost(sequence, failed.address) from error
             raise error
-        may_go_on = has_begun and not (context.root or context).is_suspect
+        may_go_on = begun is not None and not (context.root or context).is_suspect
         may_repeat = may_go_on or (is_lost and sequence is None and self._may_repeat(call, context))
         if not error.is_refused and not may_repeat:
             raise error
         since_ns = self._clock_ns()
         while not (others := self._others(refused_by, call)):
-            wait_s = STREAM_WAIT_S if has_begun else SHORT_WAIT_S if failed.is_healthy else MAX_WAIT_S
+            wait_s = STREAM_WAIT_S if begun else SHORT_WAIT_S if failed.is_healthy else MAX_WAIT_S
             if error.code != "UNAVAILABLE" or not await self._changes_within(since_ns, wait_s, context):
                 raise error
         context.balancing_key = self._key_of(call, context)

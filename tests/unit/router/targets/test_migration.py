@@ -111,17 +111,25 @@ async def test_it_moves_as_often_as_the_limit_says(limit: int, num_tokens: int) 
 
 @pytest.mark.parametrize(
     ("second", "num_tokens", "code", "num_calls"),
-    [(lost(), 2, "UNAVAILABLE", 2), (refusal(), LENGTH, "", 3), (FULL, LENGTH, "", 3), (WRONG, 2, "UNAVAILABLE", 2)],
+    [(lost(), LENGTH, "", 3), (refusal(), LENGTH, "", 3), (FULL, LENGTH, "", 3), (WRONG, 2, "UNAVAILABLE", 2)],
 )
 async def test_what_becomes_of_it_where_the_next_replica_brings_nothing(
     second: RemoteError, num_tokens: int, code: str, num_calls: int
 ) -> None:
-    """Lost twice at one place it may be what ends replicas; a refusal is no move; who cannot go on does not count."""
+    """It goes on at a third, as after a refusal, which is no move; an error of who cannot go on does not count."""
     async with replicated(fleet_of(3, limit=2)) as target:
         writers = Writers(target, (2, lost()), (0, second))
         results, error = await read(target, root=CallContext())
         assert (num_tokens, num_calls) == (len(results), len(writers.calls))
         assert code == (error.code if error else "")
+
+
+async def test_what_two_replicas_were_lost_with_before_a_token_came_is_not_sent_to_another() -> None:
+    """It may be what ends them."""
+    async with replicated(fleet_of(5, limit=4)) as target:
+        writers = Writers(target, (2, lost()), (0, lost()), (0, lost()))
+        results, error = await read(target, root=CallContext())
+        assert (2, 3, "UNAVAILABLE") == (len(results), len(writers.calls), error.code if error else "")
 
 
 @pytest.mark.parametrize(
