@@ -196,7 +196,7 @@ def test_answers_are_those_of_one_process_with_stages_too() -> None:
 def test_every_combination_answers_as_one_process() -> None:
     """Lives of engines with windows, codes, drafts, preemptions and mishaps, each as ``test_compositions`` says."""
     events, _ = on_ranks(ParallelSizes(context=2), lives)
-    assert 9 == len(events), events
+    assert 10 == len(events), events
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
