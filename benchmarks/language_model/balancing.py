@@ -23,7 +23,7 @@ from urllib.request import urlopen
 import numpy as np
 
 from benchmarks import machine
-from benchmarks.language_model.serving import write_repository
+from benchmarks.language_model.serving import stream_request, write_repository
 from benchmarks.language_model.shapes import SHAPES, make_model
 from benchmarks.language_model.sizes import FULL
 from benchmarks.report import machine_lines, table
@@ -107,20 +107,8 @@ async def run_trace(address: str, vocab_size: int, num_sessions: int, salt: str)
 
 
 async def _request(text: Any, salt: str) -> AsyncIterator[dict[str, Any]]:
-    from tritonclient.grpc import InferInput, InferRequestedOutput  # noqa: PLC0415  # only this module needs it
-
-    sampling = json.dumps({"temperature": 0.0, "max_tokens": _NUM_NEW, "ignore_eos": True}).encode()
-    arrays = {
-        "input_ids": ("INT32", text),
-        "stream": ("BOOL", np.array([True])),
-        "sampling_parameters": ("BYTES", np.array([sampling], np.object_)),
-    }
-    inputs = []
-    for name, (datatype, array) in arrays.items():
-        inputs.append(InferInput(name, list(array.shape), datatype))
-        inputs[-1].set_data_from_numpy(array)
-    outputs = [InferRequestedOutput(name) for name in ("output_ids", "num_input_tokens", "num_cached_tokens")]
-    yield {"model_name": _MODEL, "inputs": inputs, "outputs": outputs, "parameters": {"cache_salt": salt}}
+    outputs = ("output_ids", "num_input_tokens", "num_cached_tokens")
+    yield stream_request(text, _NUM_NEW, outputs, parameters={"cache_salt": salt})
 
 
 def _counts(metrics: str) -> dict[str, float]:

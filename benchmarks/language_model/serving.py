@@ -90,12 +90,13 @@ async def run_streams(address: str, pids: dict[str, int], jobs: Sequence[Job], n
     return Served(token_ids, duration_s, {name: after_s[name] - before_s[name] for name in pids})
 
 
-async def _one(job: Job) -> AsyncIterator[dict[str, Any]]:
-    from tritonclient.grpc import InferInput, InferRequestedOutput  # noqa: PLC0415  # only this case needs it
+def stream_request(prompt: Any, num_tokens: int, outputs: Sequence[str], **more: Any) -> dict[str, Any]:
+    """What tritonclient streams: the greedy answer of ``num_tokens`` to token ids; ``more``: other fields of it."""
+    from tritonclient.grpc import InferInput, InferRequestedOutput  # noqa: PLC0415  # only these cases need it
 
-    sampling = json.dumps({"temperature": 0.0, "max_tokens": job.num_tokens, "ignore_eos": True}).encode()
+    sampling = json.dumps({"temperature": 0.0, "max_tokens": num_tokens, "ignore_eos": True}).encode()
     arrays = {
-        "input_ids": ("INT32", job.prompt),
+        "input_ids": ("INT32", prompt),
         "stream": ("BOOL", np.array([True])),
         "sampling_parameters": ("BYTES", np.array([sampling], np.object_)),
     }
@@ -103,7 +104,11 @@ async def _one(job: Job) -> AsyncIterator[dict[str, Any]]:
     for name, (datatype, array) in arrays.items():
         inputs.append(InferInput(name, list(array.shape), datatype))
         inputs[-1].set_data_from_numpy(array)
-    yield {"model_name": _MODEL, "inputs": inputs, "outputs": [InferRequestedOutput("output_ids")]}
+    return {"model_name": _MODEL, "inputs": inputs, "outputs": [*map(InferRequestedOutput, outputs)], **more}
+
+
+async def _one(job: Job) -> AsyncIterator[dict[str, Any]]:
+    yield stream_request(job.prompt, job.num_tokens, ["output_ids"])
 
 
 def measure(model: Model, sizes: Sizes) -> list[Figure]:

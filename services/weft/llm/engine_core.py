@@ -134,7 +134,8 @@ class EngineCore:
         """
         prompt_ids, params = request.prompt_ids, request.params
         if self.pool.enable_prefix_caching:
-            tokens = array("i", [*prompt_ids.tolist(), *request.resume_token_ids])
+            tokens = array("i", prompt_ids.tobytes())
+            tokens.extend(request.resume_token_ids)
             request.block_hashes = self.pool.hasher.prompt(request.cache_key, tokens, lambda: request.is_cancelled)
         if params.repetition_penalty != 1.0:
             request.unique_prompt_ids = np.unique(prompt_ids)

@@ -28,9 +28,9 @@ def is_split(replica: Replica, call: InferCall) -> bool:
 
 def parameter_of(replica: Replica, name: str, version: str, parameter: str) -> str:
     """A parameter of a model's configuration at a replica; "": there is none."""
-    for key, model in replica.models.items():
+    for model in replica.versions_of(name, version):
         parameters = {} if model.config is None else model.config.parameters
-        if key[0] == name and version in ("", key[1]) and parameter in parameters:
+        if parameter in parameters:
             return parameters[parameter].string_value
     return ""
 

@@ -105,6 +105,10 @@ class Replica:
         """Mark all its models as not ready, since it does not answer."""
         self.models = {key: model._replace(is_ready=False) for key, model in self.models.items()}
 
+    def versions_of(self, name: str, version: str) -> list[TargetModel]:
+        """Versions of a model that a call may mean, whether they are ready or not; without a version all of them."""
+        return [model for key, model in self.models.items() if key[0] == name and version in ("", key[1])]
+
     def has_ready(self, key: ModelVersion) -> bool:
         """Whether it may be called for a model version."""
         model = self.models.get(key)

@@ -329,13 +329,8 @@ class ReplicatedTarget(Target):
         prefills = [one for one in usable if parameter_of(one, name, version, ROLE) == "prefill"]
         others = [one for one in usable if one not in prefills]
         is_everywhere = staying <= set(found) and not prefills
-        limits = (
-            model.signature.migration_limit
-            for replica in found
-            for key, model in replica.models.items()
-            if key[0] == name and version in ("", key[1])
-        )
-        limit = min(limits, default=0)
+        versions = (model for replica in found for model in replica.versions_of(name, version))
+        limit = min((model.signature.migration_limit for model in versions), default=0)
         return _Ready(others or usable, last_resort, is_everywhere, limit, prefills if others else ())
 
     async def _move(
@@ -422,12 +417,11 @@ class ReplicatedTarget(Target):
         if root.is_suspect or REPEATED_HEADER in root.headers:
             return False
         versions = [
-            model.signature
+            model
             for replica in self._membership.replicas.values()
-            for key, model in replica.models.items()
-            if key[0] == call.model_name and call.model_version in ("", key[1])
+            for model in replica.versions_of(call.model_name, call.model_version)
         ]
-        return bool(versions) and all(signature.can_repeat for signature in versions)
+        return bool(versions) and all(model.signature.can_repeat for model in versions)
 
     def _others(self, refused_by: Sequence[Replica], call: InferCall) -> Sequence[Replica]:
         try:
