@@ -471,6 +471,7 @@ class Splitter(_message.Message):
     STICKY_BY_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
     BANDIT_FIELD_NUMBER: _builtins.int
+    ROLLOUT_FIELD_NUMBER: _builtins.int
     sticky_by: _builtins.str
     """String or int: equal values draw the same step, and a change of weights moves as few of them as it can. Left
     out, or an empty string: drawn at random.
@@ -483,6 +484,10 @@ class Splitter(_message.Message):
     def bandit(self) -> Global___Bandit:
         """The weights are where it begins. Not together with `sticky_by`."""
 
+    @_builtins.property
+    def rollout(self) -> Global___Rollout:
+        """Raises the share of one step by itself, and takes it back when that step does worse."""
+
     def __init__(
         self,
         *,
@@ -490,10 +495,11 @@ class Splitter(_message.Message):
         sticky_by: _builtins.str = ...,
         salt: _builtins.str = ...,
         bandit: Global___Bandit | None = ...,
+        rollout: Global___Rollout | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bandit", b"bandit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bandit", b"bandit", "rollout", b"rollout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandit", b"bandit", "salt", b"salt", "step", b"step", "sticky_by", b"sticky_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandit", b"bandit", "rollout", b"rollout", "salt", b"salt", "step", b"step", "sticky_by", b"sticky_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -833,6 +839,135 @@ class Bandit(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Bandit: _TypeAlias = Bandit  # noqa: Y015
+
+@_typing.final
+class Rollout(_message.Message):
+    """A new step beside what serves today. Its share of the requests rises in steps; after each the router compares the
+    candidate with the other steps, the baseline, by tests that are right however often one looks, and goes on, waits for
+    more requests, or ends the rollout. The others share what is left by their weights. With `sticky_by` a value moves to
+    the candidate at most once, and back at most once.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _OnFailure:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _OnFailureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Rollout._OnFailure.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        ROLL_BACK: Rollout._OnFailure.ValueType  # 0
+        """The candidate gets no more requests."""
+        PAUSE: Rollout._OnFailure.ValueType  # 1
+        """The share stays, until someone decides."""
+
+    class OnFailure(_OnFailure, metaclass=_OnFailureEnumTypeWrapper):
+        """What a broken limit does."""
+
+    ROLL_BACK: Rollout.OnFailure.ValueType  # 0
+    """The candidate gets no more requests."""
+    PAUSE: Rollout.OnFailure.ValueType  # 1
+    """The share stays, until someone decides."""
+
+    CANDIDATE_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    EVERY_FIELD_NUMBER: _builtins.int
+    GUARD_FIELD_NUMBER: _builtins.int
+    ON_FAILURE_FIELD_NUMBER: _builtins.int
+    candidate: _builtins.str
+    """Name of the new step; default: the last one."""
+    every: _builtins.str
+    """How long each share is kept at least: "30s", "10m", "2h"."""
+    on_failure: Global___Rollout.OnFailure.ValueType
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Shares of the candidate in percent, rising, above 0 to 100. None with `bandit`, which sets the share."""
+
+    @_builtins.property
+    def guard(self) -> Global___Guard:
+        """Required: at least one limit."""
+
+    def __init__(
+        self,
+        *,
+        candidate: _builtins.str = ...,
+        steps: _abc.Iterable[_builtins.float] | None = ...,
+        every: _builtins.str = ...,
+        guard: Global___Guard | None = ...,
+        on_failure: Global___Rollout.OnFailure.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["guard", b"guard"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate", "every", b"every", "guard", b"guard", "on_failure", b"on_failure", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rollout: _TypeAlias = Rollout  # noqa: Y015
+
+@_typing.final
+class Guard(_message.Message):
+    """What the candidate of a rollout owes. A limit counts as broken when a sequential test says so."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_ERROR_RATE_FIELD_NUMBER: _builtins.int
+    MAX_P99_MS_FIELD_NUMBER: _builtins.int
+    MAX_P99_RATIO_FIELD_NUMBER: _builtins.int
+    MIN_SCORE_FIELD_NUMBER: _builtins.int
+    MIN_AGREEMENT_FIELD_NUMBER: _builtins.int
+    FALSE_ALARM_RATE_FIELD_NUMBER: _builtins.int
+    MIN_REQUESTS_FIELD_NUMBER: _builtins.int
+    max_error_rate: _builtins.float
+    """Share of the candidate's runs that fail, 0 to 1, also where a fallback answers."""
+    max_p99_ms: _builtins.float
+    """99th percentile of the time of the candidate's runs."""
+    max_p99_ratio: _builtins.float
+    """The same, as a multiple of the baseline's."""
+    min_score: _builtins.float
+    """Mean of the rewards that the candidate's requests got as feedback, 0 to 1."""
+    min_agreement: _builtins.float
+    """Share of compared answers of the step's shadow with `mirror_compare` that agree, 0 to 1."""
+    false_alarm_rate: _builtins.float
+    """Probability that a whole rollout of a candidate that keeps every limit is ended by mistake; default 0.05."""
+    min_requests: _builtins.int
+    """Runs of the candidate that a share needs before the next; 0: as many as the tests need to find a clear fault."""
+    def __init__(
+        self,
+        *,
+        max_error_rate: _builtins.float | None = ...,
+        max_p99_ms: _builtins.float | None = ...,
+        max_p99_ratio: _builtins.float | None = ...,
+        min_score: _builtins.float | None = ...,
+        min_agreement: _builtins.float | None = ...,
+        false_alarm_rate: _builtins.float = ...,
+        min_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_error_rate", b"_max_error_rate", "_max_p99_ms", b"_max_p99_ms", "_max_p99_ratio", b"_max_p99_ratio", "_min_agreement", b"_min_agreement", "_min_score", b"_min_score", "max_error_rate", b"max_error_rate", "max_p99_ms", b"max_p99_ms", "max_p99_ratio", b"max_p99_ratio", "min_agreement", b"min_agreement", "min_score", b"min_score"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_error_rate", b"_max_error_rate", "_max_p99_ms", b"_max_p99_ms", "_max_p99_ratio", b"_max_p99_ratio", "_min_agreement", b"_min_agreement", "_min_score", b"_min_score", "false_alarm_rate", b"false_alarm_rate", "max_error_rate", b"max_error_rate", "max_p99_ms", b"max_p99_ms", "max_p99_ratio", b"max_p99_ratio", "min_agreement", b"min_agreement", "min_requests", b"min_requests", "min_score", b"min_score"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_error_rate: _TypeAlias = _typing.Literal["max_error_rate"]  # noqa: Y015
+    _WhichOneofArgType__max_error_rate: _TypeAlias = _typing.Literal["_max_error_rate", b"_max_error_rate"]  # noqa: Y015
+    _WhichOneofReturnType__max_p99_ms: _TypeAlias = _typing.Literal["max_p99_ms"]  # noqa: Y015
+    _WhichOneofArgType__max_p99_ms: _TypeAlias = _typing.Literal["_max_p99_ms", b"_max_p99_ms"]  # noqa: Y015
+    _WhichOneofReturnType__max_p99_ratio: _TypeAlias = _typing.Literal["max_p99_ratio"]  # noqa: Y015
+    _WhichOneofArgType__max_p99_ratio: _TypeAlias = _typing.Literal["_max_p99_ratio", b"_max_p99_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__min_agreement: _TypeAlias = _typing.Literal["min_agreement"]  # noqa: Y015
+    _WhichOneofArgType__min_agreement: _TypeAlias = _typing.Literal["_min_agreement", b"_min_agreement"]  # noqa: Y015
+    _WhichOneofReturnType__min_score: _TypeAlias = _typing.Literal["min_score"]  # noqa: Y015
+    _WhichOneofArgType__min_score: _TypeAlias = _typing.Literal["_min_score", b"_min_score"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_error_rate) -> _WhichOneofReturnType__max_error_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_p99_ms) -> _WhichOneofReturnType__max_p99_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_p99_ratio) -> _WhichOneofReturnType__max_p99_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_agreement) -> _WhichOneofReturnType__min_agreement | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_score) -> _WhichOneofReturnType__min_score | None: ...
+
+Global___Guard: _TypeAlias = Guard  # noqa: Y015
 
 @_typing.final
 class Combine(_message.Message):
@@ -1230,23 +1365,64 @@ class Shadow(_message.Message):
 
     PERCENT_FIELD_NUMBER: _builtins.int
     MAX_INFLIGHT_FIELD_NUMBER: _builtins.int
+    MIRROR_COMPARE_FIELD_NUMBER: _builtins.int
     percent: _builtins.float
     """Share of requests that are copied; above 0, at most 100."""
     max_inflight: _builtins.int
     """Copies in work at once; those beyond it are dropped. 0: no limit."""
+    @_builtins.property
+    def mirror_compare(self) -> Global___MirrorCompare:
+        """Compares the answer with that of the node, and counts which tensors agree."""
+
     def __init__(
         self,
         *,
         percent: _builtins.float = ...,
         max_inflight: _builtins.int = ...,
+        mirror_compare: Global___MirrorCompare | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["mirror_compare", b"mirror_compare"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_inflight", b"max_inflight", "percent", b"percent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_inflight", b"max_inflight", "mirror_compare", b"mirror_compare", "percent", b"percent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Shadow: _TypeAlias = Shadow  # noqa: Y015
+
+@_typing.final
+class MirrorCompare(_message.Message):
+    """When the tensor of a shadow agrees with the node's: equal shapes, and elements that are equal or within the tolerance."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    RTOL_FIELD_NUMBER: _builtins.int
+    ATOL_FIELD_NUMBER: _builtins.int
+    TOP_1_FIELD_NUMBER: _builtins.int
+    rtol: _builtins.float
+    """Of floating point: |a - b| <= atol + rtol * |b|, where b is the node's."""
+    atol: _builtins.float
+    top_1: _builtins.bool
+    """Only the place of the greatest element along the last axis counts."""
+    @_builtins.property
+    def output(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the outputs that are compared; default: all."""
+
+    def __init__(
+        self,
+        *,
+        output: _abc.Iterable[_builtins.str] | None = ...,
+        rtol: _builtins.float = ...,
+        atol: _builtins.float = ...,
+        top_1: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atol", b"atol", "output", b"output", "rtol", b"rtol", "top_1", b"top_1"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MirrorCompare: _TypeAlias = MirrorCompare  # noqa: Y015
 
 @_typing.final
 class Policy(_message.Message):

@@ -25,13 +25,17 @@ _sym_db = _symbol_database.Default()
 from weft_protos import model_config_pb2 as model__config__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13graph_service.proto\x12\nweft.graph\x1a\x12model_config.proto\"\x87\x01\n\x14GraphFeedbackRequest\x12\r\n\x05graph\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x14\n\nrequest_id\x18\x03 \x01(\tH\x00\x12\x0e\n\x04path\x18\x04 \x01(\tH\x00\x12\x13\n\x06reward\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\t\n\x07requestB\t\n\x07_reward\"5\n\x15GraphFeedbackResponse\x12\x1c\n\x03\x61rm\x18\x01 \x03(\x0b\x32\x0f.weft.graph.Arm\"]\n\x03\x41rm\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\t\x12\x11\n\tnum_pulls\x18\x03 \x01(\x03\x12\x13\n\x0bnum_rewards\x18\x04 \x01(\x03\x12\x12\n\nreward_sum\x18\x05 \x01(\x01\"\x19\n\x17TargetSignaturesRequest\"t\n\x18TargetSignaturesResponse\x12)\n\x05model\x18\x01 \x03(\x0b\x32\x1a.weft.graph.ModelSignature\x12\x11\n\tnot_ready\x18\x02 \x03(\t\x12\x1a\n\x12unreachable_target\x18\x03 \x03(\t\":\n\rSignatureLock\x12)\n\x05model\x18\x01 \x03(\x0b\x32\x1a.weft.graph.ModelSignature\"\xe3\x01\n\x0eModelSignature\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x12$\n\x05input\x18\x05 \x03(\x0b\x32\x15.inference.ModelInput\x12&\n\x06output\x18\x06 \x03(\x0b\x32\x16.inference.ModelOutput\x12\x11\n\tdecoupled\x18\x07 \x01(\x08\x12\x17\n\x0foptional_output\x18\x08 \x03(\t\x12\x10\n\x08stateful\x18\t \x01(\x08\x32\xc7\x01\n\x0cGraphService\x12V\n\rGraphFeedback\x12 .weft.graph.GraphFeedbackRequest\x1a!.weft.graph.GraphFeedbackResponse\"\x00\x12_\n\x10TargetSignatures\x12#.weft.graph.TargetSignaturesRequest\x1a$.weft.graph.TargetSignaturesResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13graph_service.proto\x12\nweft.graph\x1a\x12model_config.proto\"\x87\x01\n\x14GraphFeedbackRequest\x12\r\n\x05graph\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x14\n\nrequest_id\x18\x03 \x01(\tH\x00\x12\x0e\n\x04path\x18\x04 \x01(\tH\x00\x12\x13\n\x06reward\x18\x05 \x01(\x01H\x01\x88\x01\x01\x42\t\n\x07requestB\t\n\x07_reward\"5\n\x15GraphFeedbackResponse\x12\x1c\n\x03\x61rm\x18\x01 \x03(\x0b\x32\x0f.weft.graph.Arm\"]\n\x03\x41rm\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\t\x12\x11\n\tnum_pulls\x18\x03 \x01(\x03\x12\x13\n\x0bnum_rewards\x18\x04 \x01(\x03\x12\x12\n\nreward_sum\x18\x05 \x01(\x01\"\x19\n\x17TargetSignaturesRequest\"t\n\x18TargetSignaturesResponse\x12)\n\x05model\x18\x01 \x03(\x0b\x32\x1a.weft.graph.ModelSignature\x12\x11\n\tnot_ready\x18\x02 \x03(\t\x12\x1a\n\x12unreachable_target\x18\x03 \x03(\t\":\n\rSignatureLock\x12)\n\x05model\x18\x01 \x03(\x0b\x32\x1a.weft.graph.ModelSignature\"\xe3\x01\n\x0eModelSignature\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x12$\n\x05input\x18\x05 \x03(\x0b\x32\x15.inference.ModelInput\x12&\n\x06output\x18\x06 \x03(\x0b\x32\x16.inference.ModelOutput\x12\x11\n\tdecoupled\x18\x07 \x01(\x08\x12\x17\n\x0foptional_output\x18\x08 \x03(\t\x12\x10\n\x08stateful\x18\t \x01(\x08\"4\n\x12GraphSourceRequest\x12\r\n\x05graph\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\";\n\x13GraphSourceResponse\x12$\n\x05graph\x18\x01 \x03(\x0b\x32\x15.weft.graph.GraphText\"G\n\tGraphText\x12\r\n\x05graph\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0c\n\x04\x66ile\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\x0c\"\xa5\x01\n\x0eRolloutRequest\x12\x31\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32!.weft.graph.RolloutRequest.Action\x12\r\n\x05graph\x18\x02 \x01(\t\x12\x0c\n\x04node\x18\x03 \x01(\t\"C\n\x06\x41\x63tion\x12\n\n\x06STATUS\x10\x00\x12\t\n\x05PAUSE\x10\x01\x12\n\n\x06RESUME\x10\x02\x12\x0b\n\x07PROMOTE\x10\x03\x12\t\n\x05\x41\x42ORT\x10\x04\"=\n\x0fRolloutResponse\x12*\n\x07rollout\x18\x01 \x03(\x0b\x32\x19.weft.graph.RolloutStatus\"\xd0\x03\n\rRolloutStatus\x12\r\n\x05graph\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x11\n\tcandidate\x18\x03 \x01(\t\x12.\n\x05phase\x18\x04 \x01(\x0e\x32\x1f.weft.graph.RolloutStatus.Phase\x12\x0f\n\x07percent\x18\x05 \x01(\x01\x12\x0c\n\x04step\x18\x06 \x01(\r\x12\x11\n\tnum_steps\x18\x07 \x01(\r\x12\x10\n\x08revision\x18\x08 \x01(\x03\x12\x17\n\x0f\x63hanged_unix_ns\x18\t \x01(\x03\x12\x0f\n\x07verdict\x18\n \x01(\t\x12-\n\rcandidate_arm\x18\x0b \x01(\x0b\x32\x16.weft.graph.RolloutArm\x12,\n\x0c\x62\x61seline_arm\x18\x0c \x01(\x0b\x32\x16.weft.graph.RolloutArm\x12&\n\x05guard\x18\r \x03(\x0b\x32\x17.weft.graph.GuardStatus\x12\r\n\x05owner\x18\x0e \x01(\t\x12\x0f\n\x07history\x18\x0f \x03(\t\"L\n\x05Phase\x12\x0b\n\x07RUNNING\x10\x00\x12\n\n\x06PAUSED\x10\x01\x12\x0c\n\x08PROMOTED\x10\x02\x12\x0f\n\x0bROLLED_BACK\x10\x03\x12\x0b\n\x07\x41\x42ORTED\x10\x04\"\xa8\x01\n\nRolloutArm\x12\x14\n\x0cnum_requests\x18\x01 \x01(\x03\x12\x12\n\nnum_errors\x18\x02 \x01(\x03\x12\x0e\n\x06p50_ms\x18\x03 \x01(\x01\x12\x0e\n\x06p99_ms\x18\x04 \x01(\x01\x12\x12\n\nnum_scores\x18\x05 \x01(\x03\x12\x12\n\nscore_mean\x18\x06 \x01(\x01\x12\x14\n\x0cnum_compared\x18\x07 \x01(\x03\x12\x12\n\nnum_agreed\x18\x08 \x01(\x03\"p\n\x0bGuardStatus\x12\r\n\x05limit\x18\x01 \x01(\t\x12\x0f\n\x07\x61llowed\x18\x02 \x01(\x01\x12\x10\n\x08measured\x18\x03 \x01(\x01\x12\r\n\x05lower\x18\x04 \x01(\x01\x12\r\n\x05upper\x18\x05 \x01(\x01\x12\x11\n\tis_broken\x18\x06 \x01(\x08\"\xbb\x01\n\x11SetWeightsRequest\x12\r\n\x05graph\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x39\n\x06weight\x18\x04 \x03(\x0b\x32).weft.graph.SetWeightsRequest.WeightEntry\x12\x0e\n\x06reason\x18\x05 \x01(\t\x1a-\n\x0bWeightEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x91\x01\n\x12SetWeightsResponse\x12:\n\x06weight\x18\x01 \x03(\x0b\x32*.weft.graph.SetWeightsResponse.WeightEntry\x12\x10\n\x08revision\x18\x02 \x01(\x03\x1a-\n\x0bWeightEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd0\x01\n\x10RecordingRequest\x12\x33\n\x06\x61\x63tion\x18\x01 \x01(\x0e\x32#.weft.graph.RecordingRequest.Action\x12\r\n\x05graph\x18\x02 \x01(\t\x12\x0f\n\x07percent\x18\x03 \x01(\x01\x12\x11\n\tmax_bytes\x18\x04 \x01(\x03\x12\r\n\x05max_s\x18\x05 \x01(\x01\x12\x0c\n\x04omit\x18\x06 \x03(\t\x12\x0c\n\x04hash\x18\x07 \x03(\t\")\n\x06\x41\x63tion\x12\n\n\x06STATUS\x10\x00\x12\t\n\x05START\x10\x01\x12\x08\n\x04STOP\x10\x02\"C\n\x11RecordingResponse\x12.\n\trecording\x18\x01 \x03(\x0b\x32\x1b.weft.graph.RecordingStatus\"\xa5\x01\n\x0fRecordingStatus\x12\r\n\x05graph\x18\x01 \x01(\t\x12\x12\n\nis_running\x18\x02 \x01(\x08\x12\x0f\n\x07percent\x18\x03 \x01(\x01\x12\x14\n\x0cnum_requests\x18\x04 \x01(\x03\x12\x13\n\x0bnum_dropped\x18\x05 \x01(\x03\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x0c\n\x04\x66ile\x18\x07 \x03(\t\x12\x12\n\nend_reason\x18\x08 \x01(\t2\xfa\x03\n\x0cGraphService\x12V\n\rGraphFeedback\x12 .weft.graph.GraphFeedbackRequest\x1a!.weft.graph.GraphFeedbackResponse\"\x00\x12_\n\x10TargetSignatures\x12#.weft.graph.TargetSignaturesRequest\x1a$.weft.graph.TargetSignaturesResponse\"\x00\x12P\n\x0bGraphSource\x12\x1e.weft.graph.GraphSourceRequest\x1a\x1f.weft.graph.GraphSourceResponse\"\x00\x12\x44\n\x07Rollout\x12\x1a.weft.graph.RolloutRequest\x1a\x1b.weft.graph.RolloutResponse\"\x00\x12M\n\nSetWeights\x12\x1d.weft.graph.SetWeightsRequest\x1a\x1e.weft.graph.SetWeightsResponse\"\x00\x12J\n\tRecording\x12\x1c.weft.graph.RecordingRequest\x1a\x1d.weft.graph.RecordingResponse\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'graph_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SETWEIGHTSREQUEST_WEIGHTENTRY']._loaded_options = None
+  _globals['_SETWEIGHTSREQUEST_WEIGHTENTRY']._serialized_options = b'8\001'
+  _globals['_SETWEIGHTSRESPONSE_WEIGHTENTRY']._loaded_options = None
+  _globals['_SETWEIGHTSRESPONSE_WEIGHTENTRY']._serialized_options = b'8\001'
   _globals['_GRAPHFEEDBACKREQUEST']._serialized_start=56
   _globals['_GRAPHFEEDBACKREQUEST']._serialized_end=191
   _globals['_GRAPHFEEDBACKRESPONSE']._serialized_start=193
@@ -46,6 +50,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SIGNATURELOCK']._serialized_end=546
   _globals['_MODELSIGNATURE']._serialized_start=549
   _globals['_MODELSIGNATURE']._serialized_end=776
-  _globals['_GRAPHSERVICE']._serialized_start=779
-  _globals['_GRAPHSERVICE']._serialized_end=978
+  _globals['_GRAPHSOURCEREQUEST']._serialized_start=778
+  _globals['_GRAPHSOURCEREQUEST']._serialized_end=830
+  _globals['_GRAPHSOURCERESPONSE']._serialized_start=832
+  _globals['_GRAPHSOURCERESPONSE']._serialized_end=891
+  _globals['_GRAPHTEXT']._serialized_start=893
+  _globals['_GRAPHTEXT']._serialized_end=964
+  _globals['_ROLLOUTREQUEST']._serialized_start=967
+  _globals['_ROLLOUTREQUEST']._serialized_end=1132
+  _globals['_ROLLOUTREQUEST_ACTION']._serialized_start=1065
+  _globals['_ROLLOUTREQUEST_ACTION']._serialized_end=1132
+  _globals['_ROLLOUTRESPONSE']._serialized_start=1134
+  _globals['_ROLLOUTRESPONSE']._serialized_end=1195
+  _globals['_ROLLOUTSTATUS']._serialized_start=1198
+  _globals['_ROLLOUTSTATUS']._serialized_end=1662
+  _globals['_ROLLOUTSTATUS_PHASE']._serialized_start=1586
+  _globals['_ROLLOUTSTATUS_PHASE']._serialized_end=1662
+  _globals['_ROLLOUTARM']._serialized_start=1665
+  _globals['_ROLLOUTARM']._serialized_end=1833
+  _globals['_GUARDSTATUS']._serialized_start=1835
+  _globals['_GUARDSTATUS']._serialized_end=1947
+  _globals['_SETWEIGHTSREQUEST']._serialized_start=1950
+  _globals['_SETWEIGHTSREQUEST']._serialized_end=2137
+  _globals['_SETWEIGHTSREQUEST_WEIGHTENTRY']._serialized_start=2092
+  _globals['_SETWEIGHTSREQUEST_WEIGHTENTRY']._serialized_end=2137
+  _globals['_SETWEIGHTSRESPONSE']._serialized_start=2140
+  _globals['_SETWEIGHTSRESPONSE']._serialized_end=2285
+  _globals['_SETWEIGHTSRESPONSE_WEIGHTENTRY']._serialized_start=2092
+  _globals['_SETWEIGHTSRESPONSE_WEIGHTENTRY']._serialized_end=2137
+  _globals['_RECORDINGREQUEST']._serialized_start=2288
+  _globals['_RECORDINGREQUEST']._serialized_end=2496
+  _globals['_RECORDINGREQUEST_ACTION']._serialized_start=2455
+  _globals['_RECORDINGREQUEST_ACTION']._serialized_end=2496
+  _globals['_RECORDINGRESPONSE']._serialized_start=2498
+  _globals['_RECORDINGRESPONSE']._serialized_end=2565
+  _globals['_RECORDINGSTATUS']._serialized_start=2568
+  _globals['_RECORDINGSTATUS']._serialized_end=2733
+  _globals['_GRAPHSERVICE']._serialized_start=2736
+  _globals['_GRAPHSERVICE']._serialized_end=3242
 # @@protoc_insertion_point(module_scope)

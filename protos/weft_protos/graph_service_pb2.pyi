@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 from weft_protos import model_config_pb2 as _model_config_pb2
 import sys
@@ -257,3 +258,585 @@ class ModelSignature(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelSignature: _TypeAlias = ModelSignature  # noqa: Y015
+
+@_typing.final
+class GraphSourceRequest(_message.Message):
+    """Which graph."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    graph: _builtins.str
+    version: _builtins.int
+    """0: the default one."""
+    def __init__(
+        self,
+        *,
+        graph: _builtins.str = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphSourceRequest: _TypeAlias = GraphSourceRequest  # noqa: Y015
+
+@_typing.final
+class GraphSourceResponse(_message.Message):
+    """A graph and the graphs in it, as they serve."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def graph(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphText]:
+        """The graph that was asked for, then those in it."""
+
+    def __init__(
+        self,
+        *,
+        graph: _abc.Iterable[Global___GraphText] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphSourceResponse: _TypeAlias = GraphSourceResponse  # noqa: Y015
+
+@_typing.final
+class GraphText(_message.Message):
+    """One file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    graph: _builtins.str
+    version: _builtins.int
+    file: _builtins.str
+    """Its place at the router."""
+    text: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        graph: _builtins.str = ...,
+        version: _builtins.int = ...,
+        file: _builtins.str = ...,
+        text: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "graph", b"graph", "text", b"text", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphText: _TypeAlias = GraphText  # noqa: Y015
+
+@_typing.final
+class RolloutRequest(_message.Message):
+    """What to do with a rollout."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Action:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[RolloutRequest._Action.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATUS: RolloutRequest._Action.ValueType  # 0
+        PAUSE: RolloutRequest._Action.ValueType  # 1
+        """The share stays as it is."""
+        RESUME: RolloutRequest._Action.ValueType  # 2
+        PROMOTE: RolloutRequest._Action.ValueType  # 3
+        """To the next share at once, without a verdict."""
+        ABORT: RolloutRequest._Action.ValueType  # 4
+        """The candidate gets no more requests."""
+
+    class Action(_Action, metaclass=_ActionEnumTypeWrapper):
+        """Nothing, or a change."""
+
+    STATUS: RolloutRequest.Action.ValueType  # 0
+    PAUSE: RolloutRequest.Action.ValueType  # 1
+    """The share stays as it is."""
+    RESUME: RolloutRequest.Action.ValueType  # 2
+    PROMOTE: RolloutRequest.Action.ValueType  # 3
+    """To the next share at once, without a verdict."""
+    ABORT: RolloutRequest.Action.ValueType  # 4
+    """The candidate gets no more requests."""
+
+    ACTION_FIELD_NUMBER: _builtins.int
+    GRAPH_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    action: Global___RolloutRequest.Action.ValueType
+    graph: _builtins.str
+    """"": of every graph, STATUS only."""
+    node: _builtins.str
+    """Name of the splitter; may be left out where the graph has one rollout."""
+    def __init__(
+        self,
+        *,
+        action: Global___RolloutRequest.Action.ValueType = ...,
+        graph: _builtins.str = ...,
+        node: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "graph", b"graph", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RolloutRequest: _TypeAlias = RolloutRequest  # noqa: Y015
+
+@_typing.final
+class RolloutResponse(_message.Message):
+    """How rollouts stand."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLLOUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rollout(self) -> _containers.RepeatedCompositeFieldContainer[Global___RolloutStatus]: ...
+    def __init__(
+        self,
+        *,
+        rollout: _abc.Iterable[Global___RolloutStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rollout", b"rollout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RolloutResponse: _TypeAlias = RolloutResponse  # noqa: Y015
+
+@_typing.final
+class RolloutStatus(_message.Message):
+    """One rollout."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Phase:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[RolloutStatus._Phase.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        RUNNING: RolloutStatus._Phase.ValueType  # 0
+        PAUSED: RolloutStatus._Phase.ValueType  # 1
+        PROMOTED: RolloutStatus._Phase.ValueType  # 2
+        """The last share was reached and kept its limits."""
+        ROLLED_BACK: RolloutStatus._Phase.ValueType  # 3
+        ABORTED: RolloutStatus._Phase.ValueType  # 4
+
+    class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
+        """Where it is."""
+
+    RUNNING: RolloutStatus.Phase.ValueType  # 0
+    PAUSED: RolloutStatus.Phase.ValueType  # 1
+    PROMOTED: RolloutStatus.Phase.ValueType  # 2
+    """The last share was reached and kept its limits."""
+    ROLLED_BACK: RolloutStatus.Phase.ValueType  # 3
+    ABORTED: RolloutStatus.Phase.ValueType  # 4
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    CANDIDATE_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    PERCENT_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    CHANGED_UNIX_NS_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    CANDIDATE_ARM_FIELD_NUMBER: _builtins.int
+    BASELINE_ARM_FIELD_NUMBER: _builtins.int
+    GUARD_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
+    graph: _builtins.str
+    node: _builtins.str
+    """Name of the splitter."""
+    candidate: _builtins.str
+    phase: Global___RolloutStatus.Phase.ValueType
+    percent: _builtins.float
+    """Share of the candidate now, in percent."""
+    step: _builtins.int
+    """Index of that share in `steps`."""
+    num_steps: _builtins.int
+    revision: _builtins.int
+    """Increases with every change."""
+    changed_unix_ns: _builtins.int
+    """Of the last change, in nanoseconds of the Unix epoch."""
+    verdict: _builtins.str
+    """Why it stands so, with the figures; what it waits for."""
+    owner: _builtins.str
+    """Name of the router that decides."""
+    @_builtins.property
+    def candidate_arm(self) -> Global___RolloutArm:
+        """Counts since the rollout began, over all routers that tell theirs."""
+
+    @_builtins.property
+    def baseline_arm(self) -> Global___RolloutArm: ...
+    @_builtins.property
+    def guard(self) -> _containers.RepeatedCompositeFieldContainer[Global___GuardStatus]:
+        """Every guard: what is known."""
+
+    @_builtins.property
+    def history(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Earlier verdicts, the latest last; at most 100."""
+
+    def __init__(
+        self,
+        *,
+        graph: _builtins.str = ...,
+        node: _builtins.str = ...,
+        candidate: _builtins.str = ...,
+        phase: Global___RolloutStatus.Phase.ValueType = ...,
+        percent: _builtins.float = ...,
+        step: _builtins.int = ...,
+        num_steps: _builtins.int = ...,
+        revision: _builtins.int = ...,
+        changed_unix_ns: _builtins.int = ...,
+        verdict: _builtins.str = ...,
+        candidate_arm: Global___RolloutArm | None = ...,
+        baseline_arm: Global___RolloutArm | None = ...,
+        guard: _abc.Iterable[Global___GuardStatus] | None = ...,
+        owner: _builtins.str = ...,
+        history: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["baseline_arm", b"baseline_arm", "candidate_arm", b"candidate_arm"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["baseline_arm", b"baseline_arm", "candidate", b"candidate", "candidate_arm", b"candidate_arm", "changed_unix_ns", b"changed_unix_ns", "graph", b"graph", "guard", b"guard", "history", b"history", "node", b"node", "num_steps", b"num_steps", "owner", b"owner", "percent", b"percent", "phase", b"phase", "revision", b"revision", "step", b"step", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RolloutStatus: _TypeAlias = RolloutStatus  # noqa: Y015
+
+@_typing.final
+class RolloutArm(_message.Message):
+    """Runs of one side of a rollout."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_ERRORS_FIELD_NUMBER: _builtins.int
+    P50_MS_FIELD_NUMBER: _builtins.int
+    P99_MS_FIELD_NUMBER: _builtins.int
+    NUM_SCORES_FIELD_NUMBER: _builtins.int
+    SCORE_MEAN_FIELD_NUMBER: _builtins.int
+    NUM_COMPARED_FIELD_NUMBER: _builtins.int
+    NUM_AGREED_FIELD_NUMBER: _builtins.int
+    num_requests: _builtins.int
+    num_errors: _builtins.int
+    p50_ms: _builtins.float
+    p99_ms: _builtins.float
+    num_scores: _builtins.int
+    score_mean: _builtins.float
+    num_compared: _builtins.int
+    num_agreed: _builtins.int
+    def __init__(
+        self,
+        *,
+        num_requests: _builtins.int = ...,
+        num_errors: _builtins.int = ...,
+        p50_ms: _builtins.float = ...,
+        p99_ms: _builtins.float = ...,
+        num_scores: _builtins.int = ...,
+        score_mean: _builtins.float = ...,
+        num_compared: _builtins.int = ...,
+        num_agreed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_agreed", b"num_agreed", "num_compared", b"num_compared", "num_errors", b"num_errors", "num_requests", b"num_requests", "num_scores", b"num_scores", "p50_ms", b"p50_ms", "p99_ms", b"p99_ms", "score_mean", b"score_mean"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RolloutArm: _TypeAlias = RolloutArm  # noqa: Y015
+
+@_typing.final
+class GuardStatus(_message.Message):
+    """What a guard's test says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    ALLOWED_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
+    LOWER_FIELD_NUMBER: _builtins.int
+    UPPER_FIELD_NUMBER: _builtins.int
+    IS_BROKEN_FIELD_NUMBER: _builtins.int
+    limit: _builtins.str
+    """Name of the limit in the file."""
+    allowed: _builtins.float
+    measured: _builtins.float
+    """Of the candidate now."""
+    lower: _builtins.float
+    """Bounds of the candidate's value that hold at every look at once; NaN if unknown."""
+    upper: _builtins.float
+    is_broken: _builtins.bool
+    def __init__(
+        self,
+        *,
+        limit: _builtins.str = ...,
+        allowed: _builtins.float = ...,
+        measured: _builtins.float = ...,
+        lower: _builtins.float = ...,
+        upper: _builtins.float = ...,
+        is_broken: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "is_broken", b"is_broken", "limit", b"limit", "lower", b"lower", "measured", b"measured", "upper", b"upper"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GuardStatus: _TypeAlias = GuardStatus  # noqa: Y015
+
+@_typing.final
+class SetWeightsRequest(_message.Message):
+    """New weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class WeightEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    graph: _builtins.str
+    version: _builtins.int
+    """0: the default one."""
+    node: _builtins.str
+    """Name of the splitter."""
+    reason: _builtins.str
+    """Kept in the log with the change."""
+    @_builtins.property
+    def weight(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """By name of the step, at least 0, one of them above 0; steps that are not here keep theirs."""
+
+    def __init__(
+        self,
+        *,
+        graph: _builtins.str = ...,
+        version: _builtins.int = ...,
+        node: _builtins.str = ...,
+        weight: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "node", b"node", "reason", b"reason", "version", b"version", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetWeightsRequest: _TypeAlias = SetWeightsRequest  # noqa: Y015
+
+@_typing.final
+class SetWeightsResponse(_message.Message):
+    """What serves now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class WeightEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    """Increases with every change of weights of this graph."""
+    @_builtins.property
+    def weight(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        weight: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revision", b"revision", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetWeightsResponse: _TypeAlias = SetWeightsResponse  # noqa: Y015
+
+@_typing.final
+class RecordingRequest(_message.Message):
+    """A recording of one graph at this router."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Action:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[RecordingRequest._Action.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATUS: RecordingRequest._Action.ValueType  # 0
+        START: RecordingRequest._Action.ValueType  # 1
+        STOP: RecordingRequest._Action.ValueType  # 2
+
+    class Action(_Action, metaclass=_ActionEnumTypeWrapper):
+        """What to do."""
+
+    STATUS: RecordingRequest.Action.ValueType  # 0
+    START: RecordingRequest.Action.ValueType  # 1
+    STOP: RecordingRequest.Action.ValueType  # 2
+
+    ACTION_FIELD_NUMBER: _builtins.int
+    GRAPH_FIELD_NUMBER: _builtins.int
+    PERCENT_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_S_FIELD_NUMBER: _builtins.int
+    OMIT_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    action: Global___RecordingRequest.Action.ValueType
+    graph: _builtins.str
+    """"": every graph."""
+    percent: _builtins.float
+    """Share of the requests that are kept, in percent; above 0 to 100."""
+    max_bytes: _builtins.int
+    """The recording ends when its files have this size; 0: the router's limit."""
+    max_s: _builtins.float
+    """The recording ends after this time; 0: the router's limit."""
+    @_builtins.property
+    def omit(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of tensors, headers and parameters that are left out."""
+
+    @_builtins.property
+    def hash(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of those whose values are replaced by a keyed hash: equal ones stay equal."""
+
+    def __init__(
+        self,
+        *,
+        action: Global___RecordingRequest.Action.ValueType = ...,
+        graph: _builtins.str = ...,
+        percent: _builtins.float = ...,
+        max_bytes: _builtins.int = ...,
+        max_s: _builtins.float = ...,
+        omit: _abc.Iterable[_builtins.str] | None = ...,
+        hash: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "graph", b"graph", "hash", b"hash", "max_bytes", b"max_bytes", "max_s", b"max_s", "omit", b"omit", "percent", b"percent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordingRequest: _TypeAlias = RecordingRequest  # noqa: Y015
+
+@_typing.final
+class RecordingResponse(_message.Message):
+    """How recordings stand."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def recording(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordingStatus]: ...
+    def __init__(
+        self,
+        *,
+        recording: _abc.Iterable[Global___RecordingStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["recording", b"recording"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordingResponse: _TypeAlias = RecordingResponse  # noqa: Y015
+
+@_typing.final
+class RecordingStatus(_message.Message):
+    """One recording."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    IS_RUNNING_FIELD_NUMBER: _builtins.int
+    PERCENT_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_DROPPED_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    END_REASON_FIELD_NUMBER: _builtins.int
+    graph: _builtins.str
+    is_running: _builtins.bool
+    percent: _builtins.float
+    num_requests: _builtins.int
+    num_dropped: _builtins.int
+    """Requests that were not kept because the disk was too slow."""
+    num_bytes: _builtins.int
+    end_reason: _builtins.str
+    """Why it ended; "" while it runs."""
+    @_builtins.property
+    def file(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At the router."""
+
+    def __init__(
+        self,
+        *,
+        graph: _builtins.str = ...,
+        is_running: _builtins.bool = ...,
+        percent: _builtins.float = ...,
+        num_requests: _builtins.int = ...,
+        num_dropped: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+        file: _abc.Iterable[_builtins.str] | None = ...,
+        end_reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_reason", b"end_reason", "file", b"file", "graph", b"graph", "is_running", b"is_running", "num_bytes", b"num_bytes", "num_dropped", b"num_dropped", "num_requests", b"num_requests", "percent", b"percent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordingStatus: _TypeAlias = RecordingStatus  # noqa: Y015

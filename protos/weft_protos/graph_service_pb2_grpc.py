@@ -46,6 +46,26 @@ class GraphServiceStub:
                 request_serializer=graph__service__pb2.TargetSignaturesRequest.SerializeToString,
                 response_deserializer=graph__service__pb2.TargetSignaturesResponse.FromString,
                 _registered_method=True)
+        self.GraphSource = channel.unary_unary(
+                '/weft.graph.GraphService/GraphSource',
+                request_serializer=graph__service__pb2.GraphSourceRequest.SerializeToString,
+                response_deserializer=graph__service__pb2.GraphSourceResponse.FromString,
+                _registered_method=True)
+        self.Rollout = channel.unary_unary(
+                '/weft.graph.GraphService/Rollout',
+                request_serializer=graph__service__pb2.RolloutRequest.SerializeToString,
+                response_deserializer=graph__service__pb2.RolloutResponse.FromString,
+                _registered_method=True)
+        self.SetWeights = channel.unary_unary(
+                '/weft.graph.GraphService/SetWeights',
+                request_serializer=graph__service__pb2.SetWeightsRequest.SerializeToString,
+                response_deserializer=graph__service__pb2.SetWeightsResponse.FromString,
+                _registered_method=True)
+        self.Recording = channel.unary_unary(
+                '/weft.graph.GraphService/Recording',
+                request_serializer=graph__service__pb2.RecordingRequest.SerializeToString,
+                response_deserializer=graph__service__pb2.RecordingResponse.FromString,
+                _registered_method=True)
 
 
 class GraphServiceServicer:
@@ -72,6 +92,45 @@ class GraphServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GraphSource(self, request, context):
+        """Text of the graph's files that serve.
+
+        NOT_FOUND: no such graph or version.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rollout(self, request, context):
+        """The rollouts of a graph: how they stand, or a change of them.
+
+        INVALID_ARGUMENT: no such action for how the rollout stands. NOT_FOUND: no such graph, or it has no rollout.
+        UNAVAILABLE: nobody owns the rollout now; it can be asked again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetWeights(self, request, context):
+        """Sets the weights of a splitter's steps, as a change of the graph's text; `rollback` undoes it.
+
+        INVALID_ARGUMENT: no such node or step, or weights that are not allowed. NOT_FOUND: no such graph.
+        UNAVAILABLE: the router's model control mode does not allow it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Recording(self, request, context):
+        """Starts, ends or describes a recording of requests and answers.
+
+        INVALID_ARGUMENT: the share, a limit or a name is not allowed. NOT_FOUND: no such graph.
+        FAILED_PRECONDITION: the router was started without a folder for recordings. ALREADY_EXISTS: one is running.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GraphServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -84,6 +143,26 @@ def add_GraphServiceServicer_to_server(servicer, server):
                     servicer.TargetSignatures,
                     request_deserializer=graph__service__pb2.TargetSignaturesRequest.FromString,
                     response_serializer=graph__service__pb2.TargetSignaturesResponse.SerializeToString,
+            ),
+            'GraphSource': grpc.unary_unary_rpc_method_handler(
+                    servicer.GraphSource,
+                    request_deserializer=graph__service__pb2.GraphSourceRequest.FromString,
+                    response_serializer=graph__service__pb2.GraphSourceResponse.SerializeToString,
+            ),
+            'Rollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rollout,
+                    request_deserializer=graph__service__pb2.RolloutRequest.FromString,
+                    response_serializer=graph__service__pb2.RolloutResponse.SerializeToString,
+            ),
+            'SetWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetWeights,
+                    request_deserializer=graph__service__pb2.SetWeightsRequest.FromString,
+                    response_serializer=graph__service__pb2.SetWeightsResponse.SerializeToString,
+            ),
+            'Recording': grpc.unary_unary_rpc_method_handler(
+                    servicer.Recording,
+                    request_deserializer=graph__service__pb2.RecordingRequest.FromString,
+                    response_serializer=graph__service__pb2.RecordingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -142,6 +221,114 @@ class GraphService:
             '/weft.graph.GraphService/TargetSignatures',
             graph__service__pb2.TargetSignaturesRequest.SerializeToString,
             graph__service__pb2.TargetSignaturesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GraphSource(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.graph.GraphService/GraphSource',
+            graph__service__pb2.GraphSourceRequest.SerializeToString,
+            graph__service__pb2.GraphSourceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.graph.GraphService/Rollout',
+            graph__service__pb2.RolloutRequest.SerializeToString,
+            graph__service__pb2.RolloutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.graph.GraphService/SetWeights',
+            graph__service__pb2.SetWeightsRequest.SerializeToString,
+            graph__service__pb2.SetWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Recording(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.graph.GraphService/Recording',
+            graph__service__pb2.RecordingRequest.SerializeToString,
+            graph__service__pb2.RecordingResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,29 @@ class GraphServiceStub:
     """
     TargetSignatures: _grpc.UnaryUnaryMultiCallable[_graph_service_pb2.TargetSignaturesRequest, _graph_service_pb2.TargetSignaturesResponse]
     """Signatures of the ready models of all targets: what graphs are checked against."""
+    GraphSource: _grpc.UnaryUnaryMultiCallable[_graph_service_pb2.GraphSourceRequest, _graph_service_pb2.GraphSourceResponse]
+    """Text of the graph's files that serve.
+
+    NOT_FOUND: no such graph or version.
+    """
+    Rollout: _grpc.UnaryUnaryMultiCallable[_graph_service_pb2.RolloutRequest, _graph_service_pb2.RolloutResponse]
+    """The rollouts of a graph: how they stand, or a change of them.
+
+    INVALID_ARGUMENT: no such action for how the rollout stands. NOT_FOUND: no such graph, or it has no rollout.
+    UNAVAILABLE: nobody owns the rollout now; it can be asked again.
+    """
+    SetWeights: _grpc.UnaryUnaryMultiCallable[_graph_service_pb2.SetWeightsRequest, _graph_service_pb2.SetWeightsResponse]
+    """Sets the weights of a splitter's steps, as a change of the graph's text; `rollback` undoes it.
+
+    INVALID_ARGUMENT: no such node or step, or weights that are not allowed. NOT_FOUND: no such graph.
+    UNAVAILABLE: the router's model control mode does not allow it.
+    """
+    Recording: _grpc.UnaryUnaryMultiCallable[_graph_service_pb2.RecordingRequest, _graph_service_pb2.RecordingResponse]
+    """Starts, ends or describes a recording of requests and answers.
+
+    INVALID_ARGUMENT: the share, a limit or a name is not allowed. NOT_FOUND: no such graph.
+    FAILED_PRECONDITION: the router was started without a folder for recordings. ALREADY_EXISTS: one is running.
+    """
 
 @_typing.type_check_only
 class GraphServiceAsyncStub(GraphServiceStub):
@@ -63,6 +86,29 @@ class GraphServiceAsyncStub(GraphServiceStub):
     """
     TargetSignatures: _aio.UnaryUnaryMultiCallable[_graph_service_pb2.TargetSignaturesRequest, _graph_service_pb2.TargetSignaturesResponse]  # type: ignore[assignment]
     """Signatures of the ready models of all targets: what graphs are checked against."""
+    GraphSource: _aio.UnaryUnaryMultiCallable[_graph_service_pb2.GraphSourceRequest, _graph_service_pb2.GraphSourceResponse]  # type: ignore[assignment]
+    """Text of the graph's files that serve.
+
+    NOT_FOUND: no such graph or version.
+    """
+    Rollout: _aio.UnaryUnaryMultiCallable[_graph_service_pb2.RolloutRequest, _graph_service_pb2.RolloutResponse]  # type: ignore[assignment]
+    """The rollouts of a graph: how they stand, or a change of them.
+
+    INVALID_ARGUMENT: no such action for how the rollout stands. NOT_FOUND: no such graph, or it has no rollout.
+    UNAVAILABLE: nobody owns the rollout now; it can be asked again.
+    """
+    SetWeights: _aio.UnaryUnaryMultiCallable[_graph_service_pb2.SetWeightsRequest, _graph_service_pb2.SetWeightsResponse]  # type: ignore[assignment]
+    """Sets the weights of a splitter's steps, as a change of the graph's text; `rollback` undoes it.
+
+    INVALID_ARGUMENT: no such node or step, or weights that are not allowed. NOT_FOUND: no such graph.
+    UNAVAILABLE: the router's model control mode does not allow it.
+    """
+    Recording: _aio.UnaryUnaryMultiCallable[_graph_service_pb2.RecordingRequest, _graph_service_pb2.RecordingResponse]  # type: ignore[assignment]
+    """Starts, ends or describes a recording of requests and answers.
+
+    INVALID_ARGUMENT: the share, a limit or a name is not allowed. NOT_FOUND: no such graph.
+    FAILED_PRECONDITION: the router was started without a folder for recordings. ALREADY_EXISTS: one is running.
+    """
 
 class GraphServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by the router on its gRPC port, beside `inference.GRPCInferenceService`. There is no authorisation: whoever
@@ -90,5 +136,52 @@ class GraphServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_graph_service_pb2.TargetSignaturesResponse, _abc.Awaitable[_graph_service_pb2.TargetSignaturesResponse]]:
         """Signatures of the ready models of all targets: what graphs are checked against."""
+
+    @_abc_1.abstractmethod
+    def GraphSource(
+        self,
+        request: _graph_service_pb2.GraphSourceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_service_pb2.GraphSourceResponse, _abc.Awaitable[_graph_service_pb2.GraphSourceResponse]]:
+        """Text of the graph's files that serve.
+
+        NOT_FOUND: no such graph or version.
+        """
+
+    @_abc_1.abstractmethod
+    def Rollout(
+        self,
+        request: _graph_service_pb2.RolloutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_service_pb2.RolloutResponse, _abc.Awaitable[_graph_service_pb2.RolloutResponse]]:
+        """The rollouts of a graph: how they stand, or a change of them.
+
+        INVALID_ARGUMENT: no such action for how the rollout stands. NOT_FOUND: no such graph, or it has no rollout.
+        UNAVAILABLE: nobody owns the rollout now; it can be asked again.
+        """
+
+    @_abc_1.abstractmethod
+    def SetWeights(
+        self,
+        request: _graph_service_pb2.SetWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_service_pb2.SetWeightsResponse, _abc.Awaitable[_graph_service_pb2.SetWeightsResponse]]:
+        """Sets the weights of a splitter's steps, as a change of the graph's text; `rollback` undoes it.
+
+        INVALID_ARGUMENT: no such node or step, or weights that are not allowed. NOT_FOUND: no such graph.
+        UNAVAILABLE: the router's model control mode does not allow it.
+        """
+
+    @_abc_1.abstractmethod
+    def Recording(
+        self,
+        request: _graph_service_pb2.RecordingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_service_pb2.RecordingResponse, _abc.Awaitable[_graph_service_pb2.RecordingResponse]]:
+        """Starts, ends or describes a recording of requests and answers.
+
+        INVALID_ARGUMENT: the share, a limit or a name is not allowed. NOT_FOUND: no such graph.
+        FAILED_PRECONDITION: the router was started without a folder for recordings. ALREADY_EXISTS: one is running.
+        """
 
 def add_GraphServiceServicer_to_server(servicer: GraphServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -8,7 +8,8 @@ from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.security.access import check_model
 from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm, bandit_choices
 from weft.router.repository.config import signatures_of
-from weft.router.repository.table import GraphTable
+from weft.router.repository.table import GraphTable, GraphVersion
+from weft.router.serving import serving_of
 from weft.router.targets.catalog import TargetCatalog
 from weft.v2.protocol.services import add_service, method_handlers
 from weft.v2.server.call_boundary import CallBoundary, Context
@@ -68,8 +69,7 @@ class GraphServicer:
     async def GraphFeedback(self, request: pb.GraphFeedbackRequest, context: Context) -> pb.GraphFeedbackResponse:
         """Count a reward; ``graph_service.proto`` lists the statuses."""
         check_model(request.graph)
-        if self._graphs.find(request.graph, "") is None:
-            raise NotFoundError(f"'{request.graph[:_MAX_SHOWN_CHARS]}' is no graph of this router")
+        self._graph(request.graph)
         if not request.HasField("reward"):
             raise InvalidArgumentError("'reward' is missing; give a number from 0 (worst) to 1 (best)")
         match request.WhichOneof("request"):
@@ -97,6 +97,30 @@ class GraphServicer:
     ) -> pb.TargetSignaturesResponse:
         """The signatures that the targets reported last."""
         return signatures_of(self._catalog)
+
+    @_answering
+    async def GraphSource(self, request: pb.GraphSourceRequest, context: Context) -> pb.GraphSourceResponse:
+        """The texts that serve."""
+        check_model(request.graph)
+        found = self._graph(request.graph, str(request.version) if request.version else "")
+        return pb.GraphSourceResponse(
+            graph=[
+                pb.GraphText(
+                    graph=one.name,
+                    version=int(one.version or 1),
+                    file=one.file,
+                    text=one.text.encode() if isinstance(one.text, str) else one.text,
+                )
+                for one in serving_of(found).sources
+            ]
+        )
+
+    def _graph(self, name: str, version: str = "") -> GraphVersion:
+        """Raises NotFoundError."""
+        found = self._graphs.find(name, version)
+        if found is None:
+            raise NotFoundError(f"'{name[:_MAX_SHOWN_CHARS]}' is no graph of this router")
+        return found
 
     def _choices(self, request: pb.GraphFeedbackRequest) -> list[BanditChoice]:
         failure: InvalidArgumentError | None = None

@@ -225,3 +225,13 @@ async def test_metrics_are_those_of_what_serves(tmp_path: Path, target: Any) -> 
             key.partition("{")[0] for key in s.metrics()
         )
         assert set() == {one.name for one in s.core.statistics("", "")} - {"a", "b", "c"}
+
+
+async def test_the_texts_that_serve_are_told(tmp_path: Path, target: Any) -> None:
+    """The router gives the source of a graph; a name that is no graph's is NOT_FOUND."""
+    make.write(tmp_path, graph("a"))
+    async with served(tmp_path, target) as s:
+        (one,) = (await s._stub.GraphSource(pb.GraphSourceRequest(graph="pipe"))).graph
+        assert ("pipe", 1, graph("a").encode()) == (one.graph, one.version, one.text)
+        with pytest.raises(grpc.aio.AioRpcError, match="'gone' is no graph of this router"):
+            await s._stub.GraphSource(pb.GraphSourceRequest(graph="gone"))

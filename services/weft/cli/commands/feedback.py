@@ -5,7 +5,6 @@ import asyncio
 import json
 from functools import partial
 
-from weft.base.errors import RemoteError, UnsupportedError
 from weft.base.text.argument_types import add
 from weft.cli.arguments import add_json_argument, add_router_arguments, graph_version, reward
 from weft.v2.client.v2_client import V2Client
@@ -57,11 +56,7 @@ async def _feedback(options: argparse.Namespace) -> pb.GraphFeedbackResponse:
         request.request_id = options.request_id
     else:
         request.path = options.path
-    async with V2Client(options.url, security=channel_security(options)) as router:
-        try:
-            async with router.names_similar_models(name):
-                return await router.graph_feedback(request, timeout_s=_TIMEOUT_S)
-        except RemoteError as error:
-            if error.code == UnsupportedError.code:
-                raise UnsupportedError(f"'{options.url}' is no router of Weft; it has no bandits") from error
-            raise
+    client = V2Client(options.url, security=channel_security(options))
+    async with client as router, router.names_similar_models(name):
+        response: pb.GraphFeedbackResponse = await router.graph_service("GraphFeedback", request, timeout_s=_TIMEOUT_S)
+        return response

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict
 
-from weft.base.errors import RemoteError, UnavailableError, UnsupportedError
+from weft.base.errors import UnavailableError, UnsupportedError
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.text.argument_types import add
 from weft.base.text.pbtxt import PbtxtError, render
@@ -38,12 +38,13 @@ async def signatures_of_router(address: str, security: ChannelSecurity | None) -
     """
     async with V2Client(address, security=security) as router:
         try:
-            return await router.target_signatures(timeout_s=_TIMEOUT_S)
-        except RemoteError as error:
-            if error.code == UnsupportedError.code:
-                text = f"'{address}' is no router of Weft; give each service with --target NAME=ADDRESS"
-                raise UnsupportedError(text) from error
-            raise
+            response: pb.TargetSignaturesResponse = await router.graph_service(
+                "TargetSignatures", pb.TargetSignaturesRequest(), timeout_s=_TIMEOUT_S
+            )
+        except UnsupportedError as error:
+            text = f"'{address}' is no router of Weft; give each service with --target NAME=ADDRESS"
+            raise UnsupportedError(text) from error
+        return response
 
 
 async def signatures_of_targets(

@@ -146,6 +146,11 @@ class ServingGraph:
         )
         self._nested = dict(nested)
 
+    @property
+    def sources(self) -> list[GraphSource]:
+        """The graph, and those in it."""
+        return [self.source, *(source for source in self._nested.values() if source is not None)]
+
     def config_with(self, catalog: TargetCatalog) -> ModelConfig:
         """The configuration; its digest changes when a model that the graph calls changes."""
         models = []

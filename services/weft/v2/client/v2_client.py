@@ -250,20 +250,17 @@ class V2Client:
         response: pb.ModelStatisticsResponse = await self._response(self.stub.ModelStatistics, request, timeout_s)
         return response.model_stats
 
-    async def graph_feedback(
-        self, request: graph_pb.GraphFeedbackRequest, *, timeout_s: float
-    ) -> graph_pb.GraphFeedbackResponse:
-        """Send rewards for a graph's bandits; UNIMPLEMENTED: the server is not a Weft router."""
-        call = stub_of(self.channel, _GRAPH_SERVICE).GraphFeedback
-        response: graph_pb.GraphFeedbackResponse = await self._response(call, request, timeout_s)
-        return response
+    async def graph_service(self, method: str, request: Any, *, timeout_s: float) -> Any:
+        """Call a method of ``weft.graph.GraphService``; return its response.
 
-    async def target_signatures(self, *, timeout_s: float) -> graph_pb.TargetSignaturesResponse:
-        """Signatures of the models of a router's targets; UNIMPLEMENTED: the server is not a Weft router."""
-        call = stub_of(self.channel, _GRAPH_SERVICE).TargetSignatures
-        request = graph_pb.TargetSignaturesRequest()
-        response: graph_pb.TargetSignaturesResponse = await self._response(call, request, timeout_s)
-        return response
+        Raises UnsupportedError: the server is no router of Weft; RemoteError: what it answered.
+        """
+        try:
+            return await self._response(getattr(stub_of(self.channel, _GRAPH_SERVICE), method), request, timeout_s)
+        except RemoteError as error:
+            if error.code == UnsupportedError.code:
+                raise UnsupportedError(f"{self.where} is no router of Weft, or one without {method}") from error
+            raise
 
     async def _response(self, call: Any, request: object, timeout_s: float | None, metadata: Metadata = ()) -> Any:
         try:

@@ -51,7 +51,10 @@ RIGHT_BY_METHOD = {
         "LogSettings",
     )
 } | {
-    "/weft.graph.GraphService/TargetSignatures": "control",
+    **{
+        f"/weft.graph.GraphService/{name}": "control"
+        for name in ("TargetSignatures", "GraphSource", "Rollout", "SetWeights", "Recording")
+    },
     "/weft.graph.GraphService/GraphFeedback": "feedback",
 }
 

@@ -61,4 +61,6 @@ def test_a_server_that_is_no_router_is_told(capsys: pytest.CaptureFixture[str]) 
     """The model service, for one, has no bandits."""
     with serving(ListingCore({})) as url:
         assert main(["feedback", "g", "--request-id", "r1", "--reward", "1", "--url", url]) == 1
-    assert capsys.readouterr().err == f"weft: UNIMPLEMENTED: '{url}' is no router of Weft; it has no bandits\n"
+    assert (
+        capsys.readouterr().err == f"weft: UNIMPLEMENTED: '{url}' is no router of Weft, or one without GraphFeedback\n"
+    )
