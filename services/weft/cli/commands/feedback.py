@@ -58,5 +58,4 @@ async def _feedback(options: argparse.Namespace) -> pb.GraphFeedbackResponse:
         request.path = options.path
     client = V2Client(options.url, security=channel_security(options))
     async with client as router, router.names_similar_models(name):
-        response: pb.GraphFeedbackResponse = await router.graph_service("GraphFeedback", request, timeout_s=_TIMEOUT_S)
-        return response
+        return await router.graph_feedback(request, timeout_s=_TIMEOUT_S)

@@ -262,6 +262,15 @@ class V2Client:
                 raise UnsupportedError(f"{self.where} is no router of Weft, or one without {method}") from error
             raise
 
+    async def graph_feedback(
+        self, request: graph_pb.GraphFeedbackRequest, *, timeout_s: float
+    ) -> graph_pb.GraphFeedbackResponse:
+        """Send rewards for a graph's bandits. Raises as ``graph_service``."""
+        response: graph_pb.GraphFeedbackResponse = await self.graph_service(
+            "GraphFeedback", request, timeout_s=timeout_s
+        )
+        return response
+
     async def _response(self, call: Any, request: object, timeout_s: float | None, metadata: Metadata = ()) -> Any:
         try:
             return await response_of(call(request, timeout=timeout_s, metadata=tuple(metadata)))
