@@ -100,6 +100,7 @@ COMMANDS = {
     "key": "make a key for a client",
     "check": "check graph.pbtxt and config.pbtxt files",
     "draw": "draw a graph",
+    "diff": "show what a change of a graph means for its clients, its users and its costs",
     "explain": "show which path a request takes through a graph",
     "convert": "make graphs of KServe's InferenceGraphs and Seldon's deployments, pipelines and experiments",
     "lsp": "tell an editor errors, completions and documentation, as a language server",
@@ -119,7 +120,7 @@ SECTIONS = {
     "ask": ("weft infer quadruple --input X='[3]' --trace", ("infer", "feedback", "batch", "stream")),
     "change": (
         "weft check mine --repository mine",
-        ("check", "draw", "explain", "lsp", "lock", "stubs", "rollback", "key"),
+        ("check", "draw", "diff", "explain", "lsp", "lock", "stubs", "rollback", "key"),
     ),
     "measure": ("weft top --url 127.0.0.1:8002", ("top", "plan", "tune")),
     "convert": ("weft convert inference-graph.yaml -o mine/graphs", ("convert", "optimize", "quantize")),

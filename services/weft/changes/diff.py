@@ -1,0 +1,199 @@
+"""What a change of a graph means: for its clients, its steps, its users, and its worst case."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from weft.base.signature import ModelSignature
+from weft.language.description import (
+    condition_text,
+    counted,
+    limit_texts,
+    policy_texts,
+    share,
+    slot_name,
+    target_text,
+    value_texts,
+)
+from weft.language.plan import CallPlan, GraphPlan, NodePlan, StepPlan
+from weft.router.operators.splitter import SplitterPlan, WeightedChoice
+from weft.tools.explain.question import read_question
+from weft.tools.explain.render import calls_text, costs, time_text
+from weft.tools.explain.tree import explain
+from weft.tools.lock import signature_changes, type_text
+
+#: Classes of change.
+CLASSES = ("breaking", "signature", "steps", "users", "cost", "answers")
+#: Keys of which it is counted how many get another step.
+NUM_KEYS = 50_000
+
+
+class Section(NamedTuple):
+    """One aspect of a difference.
+
+    Attributes:
+        headline: It in a line.
+        lines: Each change, with ``+``, ``-``, ``~`` or a space in front.
+        facts: The same as JSON.
+        classes: Those of ``CLASSES`` that there are.
+    """
+
+    title: str
+    headline: str
+    lines: Sequence[str]
+    facts: Any
+    classes: Sequence[str]
+
+
+class _Entry(NamedTuple):
+    """A step, or the root, in words; ``node``: the one that it runs."""
+
+    path: str
+    facts: dict[str, str]
+    node: NodePlan | None
+
+
+#: By names of steps from the root on, those of fallbacks behind a ``>``.
+_Entries = Mapping[tuple[str, ...], _Entry]
+
+
+def compare(before: GraphPlan, after: GraphPlan) -> Iterator[Section]:
+    """Compare two compiled graphs, the graphs inside them included; every aspect, also those without a change."""
+    had, has = (dict(_entries(plan)) for plan in (before, after))
+    yield _clients(before.signature, after.signature)
+    yield _steps(had, has)
+    yield _users(had, has)
+    explained = [explain(plan, read_question(plan)) for plan in (before, after)]
+    old, new = map(costs, explained)
+    dearer = ("cost",) if old != new else ()
+    yield Section("calls at most", _arrow(*map(calls_text, explained)), (), (old, new), dearer)
+    yield Section("time at most", _arrow(*map(time_text, explained)), (), (old["max_ms"], new["max_ms"]), dearer)
+
+
+def _clients(before: ModelSignature, after: ModelSignature) -> Section:
+    changes = [*signature_changes(before, after)]
+    lines = [f"{'- BREAKING' if breaks else '  compatible'}: {text}" for text, breaks in changes]
+    breaking = sum(breaks for _, breaks in changes)
+    headline = f"BREAKING: {counted(breaking, 'change')}" if breaking else "compatible"
+    facts = [{"change": text, "breaks": breaks} for text, breaks in changes]
+    return Section("clients", headline, lines, facts, CLASSES[not breaking : 2] if changes else ())
+
+
+def _steps(had: _Entries, has: _Entries) -> Section:
+    lines, facts, signs, nothing = [], [], [], _Entry("", {}, None)
+    for key in {**has, **had}:
+        sign = "+" if key not in had else "-" if key not in has else "~"
+        old, new = had.get(key, nothing), has.get(key, nothing)
+        pairs = {name: (old.facts.get(name, ""), new.facts.get(name, "")) for name in {**new.facts, **old.facts}}
+        changed = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        path = new.path or old.path
+        if not changed:
+            continue
+        signs.append(sign)
+        facts.append({"sign": sign, "path": path, "facts": changed})
+        if sign == "~":
+            lines += [f"~ {path}  {name}: {_arrow(*pair)}" for name, pair in changed.items()]
+        else:
+            shown = (f"{name} {''.join(pair)}" for name, pair in changed.items() if name in ("target", "taken"))
+            lines.append(f"{sign} {path}  {', '.join(shown)}")
+    words = (("+", "added"), ("-", "removed"), ("~", "changed"))
+    headline = ", ".join(f"{signs.count(sign)} {word}" for sign, word in words if sign in signs)
+    return Section("steps", headline or "no change", lines, facts, ("steps",) if facts else ())
+
+
+def _entries(plan: GraphPlan) -> Iterator[tuple[tuple[str, ...], _Entry]]:
+    limits = [*limit_texts(plan.timeout_ms, plan.max_inflight), *([plan.cache.text()] if plan.cache else [])]
+    yield (), _Entry(plan.root.path, _node_facts(plan.root) | {"policy": "; ".join(limits)}, plan.root)
+    yield from _inner_entries(plan.root, ())
+
+
+def _inner_entries(node: NodePlan, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], _Entry]]:
+    description = node.describe()
+    for index, step in enumerate(description.steps):
+        notes = [*description.notes_to(index), *description.step_notes.get(index, ())]
+        one: StepPlan | None = step
+        own = (*key, step.name)
+        while one is not None:
+            inner = one.action if isinstance(one.action, NodePlan) else None
+            yield own, _Entry(one.path, _step_facts(one, node, notes) | (_node_facts(inner) if inner else {}), inner)
+            yield from _inner_entries(inner, own) if inner is not None else ()
+            one, notes = one.fallback, ["if it fails"]
+            own = (*own, f">{one.name}") if one is not None else own
+
+
+def _node_facts(node: NodePlan) -> dict[str, str]:
+    description = node.describe()
+    ends = [end for end in (description.entry, description.exit) if not end.is_plain]
+    words = [*(text for end in ends for text in (end.title, *end.notes)), *description.notes]
+    limits = limit_texts(node.timeout_ms, node.max_inflight)
+    return {"kind": node.kind, "choice": "; ".join(words), "limits": "; ".join(limits)}
+
+
+def _step_facts(step: StepPlan, node: NodePlan, notes: Sequence[str]) -> dict[str, str]:
+    action, model = step.action, step.action.signature if isinstance(step.action, CallPlan) else None
+    sources = {slot: f"{one.name}.{name}" for one in node.steps for name, slot in one.outputs}
+    types = {slot_name(node, slot): node.specs[slot] for _, slot in step.outputs if slot in node.specs}
+    return {
+        "target": target_text(action),
+        "served version": f"{model.version} on '{action.target}'" if isinstance(action, CallPlan) else "",
+        "streams": "yes" * action.streams,
+        "taken": ", ".join([*notes, *([step.shadow.text()] if step.shadow is not None else [])]),
+        "accepted if": condition_text(step.accept) if step.accept is not None else "",
+        "failure": "the request goes on without it" * step.is_soft,
+        "policy": "; ".join(policy_texts(step)),
+        "values": "; ".join(value_texts(step, node)),
+        "inputs": ", ".join(f"{name} from {sources.get(slot, slot_name(node, slot))}" for name, slot in step.inputs),
+        **{f"output {name}": type_text(spec) for name, spec in types.items()},
+    }
+
+
+def _users(had: _Entries, has: _Entries) -> Section:
+    lines, facts = [], []
+    for key, entry in has.items():
+        before, after = had[key].node if key in had else None, entry.node
+        if not isinstance(after, SplitterPlan):
+            continue
+        sticky_by = _key_text(after)
+        old, new = _shares(before) if isinstance(before, SplitterPlan) else {}, _shares(after)
+        why, moves = "a new choice", []
+        if isinstance(before, SplitterPlan):
+            is_same = _key_text(before) == sticky_by
+            why = "" if is_same and before.salt == after.salt else "another salt" if is_same else "another key"
+            moves = _moves(before, after, "" if is_same else " ") if sticky_by and before.sticky_by is not None else []
+        if old == new and not why:
+            continue
+        lines.append(f"~ {entry.path}  {f'sticky by {sticky_by}' if sticky_by else 'drawn anew for each request'}")
+        lines += [f"    {why}"] if why else []
+        lines += [
+            f"    {name}: {_arrow(*(share(one.get(name, 0), 1) for one in (old, new)))}" for name in {**old, **new}
+        ]
+        lines += [f"    {share(moved, 1)} of the users move from {a} to {b}" for a, b, moved in moves]
+        facts.append({"path": entry.path, "before": old, "after": new, "why_anew": why, "moves": moves})
+    most = max((sum(moved for *_, moved in one["moves"]) for one in facts), default=0.0)
+    headline = f"{share(most, 1.0)} get another step" if most else "no sticky key moves"
+    return Section("users", headline, lines, facts, ("users",) if facts else ())
+
+
+def _key_text(plan: SplitterPlan) -> str:
+    return condition_text(plan.sticky_by) if plan.sticky_by is not None else ""
+
+
+def _shares(plan: SplitterPlan) -> dict[str, float]:
+    total = sum(step.weight for step in plan.steps)
+    return {step.name: step.weight / total for step in plan.steps}
+
+
+def _moves(before: SplitterPlan, after: SplitterPlan, suffix: str) -> list[tuple[str, str, float]]:
+    """Of many keys, how many go elsewhere, by the router's own choice; those of ``after`` end in ``suffix``."""
+    (old, was), (new, now) = (
+        ([*shares], WeightedChoice([*shares], [*shares.values()], plan.salt, random.SystemRandom()))
+        for plan, shares in ((before, _shares(before)), (after, _shares(after)))
+    )
+    numbers = map(str, range(NUM_KEYS))
+    found = Counter((old[was.by_key(number)], new[now.by_key(number + suffix)]) for number in numbers)
+    return [(source, step, count / NUM_KEYS) for (source, step), count in found.most_common() if source != step]
+
+
+def _arrow(old: str, new: str) -> str:
+    return old if old == new else f"{old or 'none'} -> {new or 'none'}"
