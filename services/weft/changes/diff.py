@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from weft.base.signature import ModelSignature
 from weft.language.description import (
     condition_text,
-    counted,
     limit_texts,
     policy_texts,
     share,
@@ -27,6 +26,7 @@ from weft.tools.lock import signature_changes, type_text
 CLASSES = ("breaking", "signature", "steps", "users", "cost", "answers")
 #: Keys of which it is counted how many get another step.
 NUM_KEYS = 50_000
+_WORDS = {"+": "added", "-": "removed", "~": "changed"}
 
 
 class Section(NamedTuple):
@@ -71,11 +71,17 @@ def compare(before: GraphPlan, after: GraphPlan) -> Iterator[Section]:
     yield Section("time at most", _arrow(*map(time_text, explained)), (), (old["max_ms"], new["max_ms"]), dearer)
 
 
+def step_marks(before: GraphPlan, after: GraphPlan) -> dict[str, str]:
+    """``added``, ``removed`` or ``changed`` by path of a step."""
+    found = _steps(dict(_entries(before)), dict(_entries(after)))
+    return {one["path"]: _WORDS[one["sign"]] for one in found.facts}
+
+
 def _clients(before: ModelSignature, after: ModelSignature) -> Section:
     changes = [*signature_changes(before, after)]
     lines = [f"{'- BREAKING' if breaks else '  compatible'}: {text}" for text, breaks in changes]
     breaking = sum(breaks for _, breaks in changes)
-    headline = f"BREAKING: {counted(breaking, 'change')}" if breaking else "compatible"
+    headline = f"{breaking} BREAKING" if breaking else "compatible"
     facts = [{"change": text, "breaks": breaks} for text, breaks in changes]
     return Section("clients", headline, lines, facts, CLASSES[not breaking : 2] if changes else ())
 
@@ -97,8 +103,7 @@ def _steps(had: _Entries, has: _Entries) -> Section:
         else:
             shown = (f"{name} {''.join(pair)}" for name, pair in changed.items() if name in ("target", "taken"))
             lines.append(f"{sign} {path}  {', '.join(shown)}")
-    words = (("+", "added"), ("-", "removed"), ("~", "changed"))
-    headline = ", ".join(f"{signs.count(sign)} {word}" for sign, word in words if sign in signs)
+    headline = ", ".join(f"{signs.count(sign)} {word}" for sign, word in _WORDS.items() if sign in signs)
     return Section("steps", headline or "no change", lines, facts, ("steps",) if facts else ())
 
 

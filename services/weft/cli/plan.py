@@ -48,7 +48,6 @@ def sides_or_status(graphs: Sequence[str], options: argparse.Namespace) -> list[
                 return 2
             plan = plan_or_status(argparse.Namespace(**vars(options) | {"graph": graph} | found))
         if isinstance(plan, int):
-            print(f"weft {options.command}: that is '{graph}'", file=sys.stderr)
             return plan
         plans.append(plan)
     return plans
@@ -60,7 +59,7 @@ def _fetched(graph: str, options: argparse.Namespace, folder: Path) -> dict[str,
     if revision and path and not Path(graph).exists():
         graph, repository = check_out(revision, path, options.repository, folder)
         return {"graph": graph, "repository": repository}
-    if options.url is None or Path(graph).exists():
+    if getattr(options, "url", None) is None or Path(graph).exists():
         return {}
 
     async def fetched() -> Path:
