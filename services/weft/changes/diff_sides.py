@@ -21,19 +21,12 @@ _TIMEOUT_S = 10.0
 def check_out(revision: str, graph: str, repository: Path | None, folder: Path) -> tuple[str, Path | None]:
     """Write a graph's repository as it was at a revision of Git into ``folder``.
 
-    Args:
-        graph: A path that ends in ``.pbtxt``, from here or from the top of the working tree; or the name of a graph.
-
-    Returns:
-        Graph and repository in the folder.
-
-    Raises:
-        InvalidArgumentError: There is no Git, no such revision, or nothing at that place in it.
+    ``graph`` is a path that ends in ``.pbtxt``, from here or from the top of the working tree; or a name. Returns graph
+    and repository in the folder. Raises InvalidArgumentError: there is no Git, no such revision, or nothing there in it.
     """
     top = Path(_git("no Git repository", Path(), "rev-parse", "--show-toplevel"))
-    commit = _git(
-        f"no revision '{revision}'", top, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}"
-    )
+    verified = ("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    commit = _git(f"no revision '{revision}'", top, *verified)
     path = Path(graph) if graph.endswith(".pbtxt") else None
     if path is not None and not path.exists() and (top / path).exists():
         path = top / path
@@ -44,8 +37,10 @@ def check_out(revision: str, graph: str, repository: Path | None, folder: Path) 
     with tempfile.TemporaryFile() as archive:
         _git(f"not in '{revision}'", top, "archive", "--format=tar", commit, "--", *map(str, places), output=archive)
         archive.seek(0)
-        with tarfile.open(fileobj=archive) as files:
-            files.extractall(folder, filter="data")
+        try:
+            tarfile.open(fileobj=archive).extractall(folder, filter="data")
+        except tarfile.TarError as error:
+            raise InvalidArgumentError(f"'{revision}' cannot be written to files: {error}") from None
     at = [folder / place for place in places]
     return str(at.pop(0)) if path is not None else graph, at[0] if at else None
 
@@ -65,11 +60,7 @@ def _git(fault: str, folder: Path, *arguments: str, output: IO[bytes] | int = su
 async def fetch_served(router: "V2Client", graph: str, folder: Path) -> Path:
     """Write NAME or NAME/VERSION as a router serves it, and the graphs in it, as a repository into ``folder``.
 
-    Returns:
-        The file of the signatures that its models have there.
-
-    Raises:
-        WeftError: The router does not serve it, or does not answer.
+    Returns the file of the signatures that its models have there. Raises WeftError: it does not serve it, or answer.
     """
     name, _, version = graph.partition("/")
     request = pb.GraphSourceRequest(graph=name, version=int(version or 0))

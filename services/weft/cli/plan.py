@@ -3,10 +3,9 @@
 import argparse
 import asyncio
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.base.errors import WeftError
 from weft.base.text.pbtxt import PbtxtError, render
@@ -15,6 +14,13 @@ from weft.language import GraphError, GraphPlan
 from weft.tools.offline import load_plan
 from weft.v2.client.v2_client import V2Client
 from weft.v2.security.channel import channel_security
+
+
+class Side(NamedTuple):
+    """A graph that is compared; ``graph``: its file or name."""
+
+    plan: GraphPlan
+    graph: str
 
 
 def plan_or_status(options: argparse.Namespace) -> GraphPlan | int:
@@ -36,21 +42,24 @@ def plan_or_status(options: argparse.Namespace) -> GraphPlan | int:
     return 2
 
 
-def sides_or_status(graphs: Sequence[str], options: argparse.Namespace) -> list[GraphPlan] | int:
-    """Compile each as ``plan_or_status``; also ``REVISION:GRAPH``, and with ``options.url`` what a router serves."""
-    plans = []
-    for graph in graphs:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                found = _fetched(graph, options, Path(folder))
-            except WeftError as error:
-                print(f"weft {options.command}: '{graph}': {error.message}", file=sys.stderr)
-                return 2
-            plan = plan_or_status(argparse.Namespace(**vars(options) | {"graph": graph} | found))
+def sides_or_status(graphs: Sequence[str], options: argparse.Namespace, folder: Path) -> list[Side] | int:
+    """Compile each as ``plan_or_status``; also ``REVISION:GRAPH``, and with ``options.url`` what a router serves.
+
+    These are written into ``folder``.
+    """
+    sides = []
+    for number, graph in enumerate(graphs):
+        try:
+            found = _fetched(graph, options, folder / str(number))
+        except WeftError as error:
+            print(f"weft {options.command}: '{graph}': {error.message}", file=sys.stderr)
+            return 2
+        plan = plan_or_status(argparse.Namespace(**vars(options) | {"graph": graph} | found))
         if isinstance(plan, int):
+            print(f"weft {options.command}: so '{graph}' cannot be used", file=sys.stderr)
             return plan
-        plans.append(plan)
-    return plans
+        sides.append(Side(plan, found.get("graph", graph)))
+    return sides
 
 
 def _fetched(graph: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:

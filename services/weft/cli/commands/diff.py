@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -42,10 +43,11 @@ def _classes(text: str) -> frozenset[str]:
 
 def run(options: argparse.Namespace) -> int:
     """Compare; 0 done, 1 a graph has errors, or --exit-code applies, 2 there is no such graph."""
-    plans = sides_or_status((options.before, options.after), options)
-    if isinstance(plans, int):
-        return plans
-    found = [*compare(*plans)]
+    with tempfile.TemporaryDirectory() as folder:
+        sides = sides_or_status((options.before, options.after), options, Path(folder))
+        if isinstance(sides, int):
+            return sides
+        found = [*compare(*(side.plan for side in sides))]
     render = json_of if options.json else markdown_of if options.markdown else text_of
     sys.stdout.write(render(options.before, options.after, found))
     return int(any(options.exit_code & set(one.classes) for one in found))

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -33,10 +34,13 @@ def run(options: argparse.Namespace) -> int:
         known = ", ".join(_BY_SUFFIX)
         print(f"weft draw: no drawing is a '{suffix}' file; use one of {known}, or give --format", file=sys.stderr)
         return 2
-    plans = sides_or_status([options.against, options.graph] if options.against else [options.graph], options)
-    if isinstance(plans, int):
-        return plans
-    diagram = build_both(*plans, step_marks(*plans)) if options.against else build_diagram(plans[0])
+    with tempfile.TemporaryDirectory() as folder:
+        graphs = [options.against, options.graph] if options.against else [options.graph]
+        sides = sides_or_status(graphs, options, Path(folder))
+    if isinstance(sides, int):
+        return sides
+    plans = [side.plan for side in sides]
+    diagram = build_both(*plans, step_marks(*plans)) if options.against else build_diagram(*plans)
     drawing = FORMATS[options.format or _BY_SUFFIX.get(suffix, "mermaid")](diagram)
     if options.output is None:
         sys.stdout.write(drawing)

@@ -159,7 +159,9 @@ def build_diagram(plan: GraphPlan, prefix: str = "n") -> Group:
 def build_both(before: GraphPlan, after: GraphPlan, marks: Mapping[str, str]) -> Group:
     """Two graphs side by side; ``marks`` by path of a step."""
     both = Group("n0", "before and after", "versions")
-    both.items += [build_diagram(before, "b"), build_diagram(after)]
+    for when, group in (("before", build_diagram(before, "b")), ("after", build_diagram(after))):
+        group.title = f"{when}: {group.title}"
+        both.items.append(group)
     for box in both.boxes():
         if box.path in marks:
             box.mark = marks[box.path]
