@@ -1,6 +1,8 @@
-"""What a change of a graph means: for its clients, its steps, its users, and its worst case."""
+"""What a change of a graph means for its clients, its steps, its users and its worst case: text, Markdown, JSON."""
 
+import json
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,13 +32,9 @@ _WORDS = {"+": "added", "-": "removed", "~": "changed"}
 
 
 class Section(NamedTuple):
-    """One aspect of a difference.
+    """One aspect of a difference, with those of ``CLASSES`` that it has.
 
-    Attributes:
-        headline: It in a line.
-        lines: Each change, with ``+``, ``-``, ``~`` or a space in front.
-        facts: The same as JSON.
-        classes: Those of ``CLASSES`` that there are.
+    Each line is a change, with ``+``, ``-``, ``~`` or a space in front; ``facts`` is the same for JSON.
     """
 
     title: str
@@ -87,7 +85,7 @@ def _clients(before: ModelSignature, after: ModelSignature) -> Section:
 
 
 def _steps(had: _Entries, has: _Entries) -> Section:
-    lines, facts, signs, nothing = [], [], [], _Entry("", {}, None)
+    lines, facts, nothing = list[str](), list[dict[str, Any]](), _Entry("", {}, None)
     for key in {**has, **had}:
         sign = "+" if key not in had else "-" if key not in has else "~"
         old, new = had.get(key, nothing), has.get(key, nothing)
@@ -96,13 +94,13 @@ def _steps(had: _Entries, has: _Entries) -> Section:
         path = new.path or old.path
         if not changed:
             continue
-        signs.append(sign)
         facts.append({"sign": sign, "path": path, "facts": changed})
         if sign == "~":
             lines += [f"~ {path}  {name}: {_arrow(*pair)}" for name, pair in changed.items()]
         else:
             shown = (f"{name} {''.join(pair)}" for name, pair in changed.items() if name in ("target", "taken"))
             lines.append(f"{sign} {path}  {', '.join(shown)}")
+    signs = [one["sign"] for one in facts]
     headline = ", ".join(f"{signs.count(sign)} {word}" for sign, word in _WORDS.items() if sign in signs)
     return Section("steps", headline or "no change", lines, facts, ("steps",) if facts else ())
 
@@ -136,12 +134,12 @@ def _node_facts(node: NodePlan) -> dict[str, str]:
 
 
 def _step_facts(step: StepPlan, node: NodePlan, notes: Sequence[str]) -> dict[str, str]:
-    action, model = step.action, step.action.signature if isinstance(step.action, CallPlan) else None
+    action = step.action
     sources = {slot: f"{one.name}.{name}" for one in node.steps for name, slot in one.outputs}
     types = {slot_name(node, slot): node.specs[slot] for _, slot in step.outputs if slot in node.specs}
     return {
         "target": target_text(action),
-        "served version": f"{model.version} on '{action.target}'" if isinstance(action, CallPlan) else "",
+        "served version": f"{action.signature.version} on '{action.target}'" if isinstance(action, CallPlan) else "",
         "streams": "yes" * action.streams,
         "taken": ", ".join([*notes, *([step.shadow.text()] if step.shadow is not None else [])]),
         "accepted if": condition_text(step.accept) if step.accept is not None else "",
@@ -154,34 +152,25 @@ def _step_facts(step: StepPlan, node: NodePlan, notes: Sequence[str]) -> dict[st
 
 
 def _users(had: _Entries, has: _Entries) -> Section:
-    lines, facts = [], []
-    for key, entry in has.items():
-        before, after = had[key].node if key in had else None, entry.node
-        if not isinstance(after, SplitterPlan):
+    lines, facts = list[str](), list[dict[str, Any]]()
+    for key in (key for key in has if key in had):
+        before, after = had[key].node, has[key].node
+        if not (isinstance(before, SplitterPlan) and isinstance(after, SplitterPlan)):
             continue
-        sticky_by = _key_text(after)
-        old, new = _shares(before) if isinstance(before, SplitterPlan) else {}, _shares(after)
-        why, moves = "a new choice", []
-        if isinstance(before, SplitterPlan):
-            is_same = _key_text(before) == sticky_by
-            why = "" if is_same and before.salt == after.salt else "another salt" if is_same else "another key"
-            moves = _moves(before, after, "" if is_same else " ") if sticky_by and before.sticky_by is not None else []
+        old, new = _shares(before), _shares(after)
+        was, now = (condition_text(one.sticky_by) if one.sticky_by else "" for one in (before, after))
+        why = "; another key" if was != now else "; another salt" if before.salt != after.salt else ""
         if old == new and not why:
             continue
-        lines.append(f"~ {entry.path}  {f'sticky by {sticky_by}' if sticky_by else 'drawn anew for each request'}")
-        lines += [f"    {why}"] if why else []
-        lines += [
-            f"    {name}: {_arrow(*(share(one.get(name, 0), 1) for one in (old, new)))}" for name in {**old, **new}
-        ]
+        moves = _moves(before, after, " " * (was != now)) if was and now else []
+        lines.append(f"~ {after.path}  {f'sticky by {now}' if now else 'drawn anew for each request'}{why}")
+        for name in {**old, **new}:
+            lines.append(f"    {name}: {_arrow(share(old.get(name, 0), 1), share(new.get(name, 0), 1))}")
         lines += [f"    {share(moved, 1)} of the users move from {a} to {b}" for a, b, moved in moves]
-        facts.append({"path": entry.path, "before": old, "after": new, "why_anew": why, "moves": moves})
+        facts.append({"path": after.path, "before": old, "after": new, "is_drawn_anew": bool(why), "moves": moves})
     most = max((sum(moved for *_, moved in one["moves"]) for one in facts), default=0.0)
     headline = f"{share(most, 1.0)} get another step" if most else "no sticky key moves"
     return Section("users", headline, lines, facts, ("users",) if facts else ())
-
-
-def _key_text(plan: SplitterPlan) -> str:
-    return condition_text(plan.sticky_by) if plan.sticky_by is not None else ""
 
 
 def _shares(plan: SplitterPlan) -> dict[str, float]:
@@ -202,3 +191,33 @@ def _moves(before: SplitterPlan, after: SplitterPlan, suffix: str) -> list[tuple
 
 def _arrow(old: str, new: str) -> str:
     return old if old == new else f"{old or 'none'} -> {new or 'none'}"
+
+
+def text_of(before: str, after: str, found: Sequence[Section]) -> str:
+    """For a terminal."""
+    if not any(one.classes for one in found):
+        return f"{before} -> {after}: no difference\n"
+    parts = [[f"{one.title}: {one.headline}", *(f"  {line}" for line in one.lines)] for one in found]
+    return "\n".join([f"{before} -> {after}", *(line for part in parts for line in part)]) + "\n"
+
+
+def markdown_of(before: str, after: str, found: Sequence[Section]) -> str:
+    """For a pull request: a table, and the changes folded below it, in the colours of ``diff`` blocks."""
+    rows = [f"| {one.title} | {_escaped(one.headline)} |" for one in found]
+    lines = [f"### {_escaped(f'{before} -> {after}')}", "", "| | |", "|---|---|", *rows, ""]
+    for one in (one for one in found if one.lines):
+        body = [f"!{line[1:]}" if line.startswith("~") else line for line in one.lines]
+        fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`*", "\n".join(body))))
+        lines += [f"<details><summary>{one.title}</summary>", "", f"{fence}diff", *body, fence, "", "</details>", ""]
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_|<>\[\]&#])", r"\\\1", " ".join(text.split()))
+
+
+def json_of(before: str, after: str, found: Sequence[Section]) -> str:
+    """As one object."""
+    classes = sorted({name for one in found for name in one.classes})
+    facts = {one.title.replace(" ", "_"): one.facts for one in found}
+    return json.dumps({"before": before, "after": after, "classes": classes, **facts}, indent=2) + "\n"

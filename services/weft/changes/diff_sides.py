@@ -22,7 +22,7 @@ def check_out(revision: str, graph: str, repository: Path | None, folder: Path) 
     """Write a graph's repository as it was at a revision of Git into ``folder``.
 
     ``graph`` is a path that ends in ``.pbtxt``, from here or from the top of the working tree; or a name. Returns graph
-    and repository in the folder. Raises InvalidArgumentError: there is no Git, no such revision, or nothing there in it.
+    and repository in the folder. Raises InvalidArgumentError: there is no Git, no such revision, or nothing there.
     """
     top = Path(_git("no Git repository", Path(), "rev-parse", "--show-toplevel"))
     verified = ("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
@@ -38,7 +38,8 @@ def check_out(revision: str, graph: str, repository: Path | None, folder: Path) 
         _git(f"not in '{revision}'", top, "archive", "--format=tar", commit, "--", *map(str, places), output=archive)
         archive.seek(0)
         try:
-            tarfile.open(fileobj=archive).extractall(folder, filter="data")
+            with tarfile.open(fileobj=archive) as files:
+                files.extractall(folder, filter="data")
         except tarfile.TarError as error:
             raise InvalidArgumentError(f"'{revision}' cannot be written to files: {error}") from None
     at = [folder / place for place in places]

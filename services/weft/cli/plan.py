@@ -5,7 +5,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from weft.base.errors import WeftError
 from weft.base.text.pbtxt import PbtxtError, render
@@ -14,13 +14,6 @@ from weft.language import GraphError, GraphPlan
 from weft.tools.offline import load_plan
 from weft.v2.client.v2_client import V2Client
 from weft.v2.security.channel import channel_security
-
-
-class Side(NamedTuple):
-    """A graph that is compared; ``graph``: its file or name."""
-
-    plan: GraphPlan
-    graph: str
 
 
 def plan_or_status(options: argparse.Namespace) -> GraphPlan | int:
@@ -42,10 +35,12 @@ def plan_or_status(options: argparse.Namespace) -> GraphPlan | int:
     return 2
 
 
-def sides_or_status(graphs: Sequence[str], options: argparse.Namespace, folder: Path) -> list[Side] | int:
-    """Compile each as ``plan_or_status``; also ``REVISION:GRAPH``, and with ``options.url`` what a router serves.
+def sides_or_status(
+    graphs: Sequence[str], options: argparse.Namespace, folder: Path
+) -> list[tuple[GraphPlan, str]] | int:
+    """Compile each as ``plan_or_status``, with its file or name.
 
-    These are written into ``folder``.
+    ``REVISION:GRAPH``, and with ``options.url`` what a router serves, are written into ``folder``.
     """
     sides = []
     for number, graph in enumerate(graphs):
@@ -58,7 +53,7 @@ def sides_or_status(graphs: Sequence[str], options: argparse.Namespace, folder: 
         if isinstance(plan, int):
             print(f"weft {options.command}: so '{graph}' cannot be used", file=sys.stderr)
             return plan
-        sides.append(Side(plan, found.get("graph", graph)))
+        sides.append((plan, found.get("graph", graph)))
     return sides
 
 

@@ -39,8 +39,8 @@ def run(options: argparse.Namespace) -> int:
         sides = sides_or_status(graphs, options, Path(folder))
     if isinstance(sides, int):
         return sides
-    plans = [side.plan for side in sides]
-    diagram = build_both(*plans, step_marks(*plans)) if options.against else build_diagram(*plans)
+    before, after = sides[0][0], sides[-1][0]
+    diagram = build_both(before, after, step_marks(before, after)) if options.against else build_diagram(after)
     drawing = FORMATS[options.format or _BY_SUFFIX.get(suffix, "mermaid")](diagram)
     if options.output is None:
         sys.stdout.write(drawing)
