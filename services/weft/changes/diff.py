@@ -27,7 +27,7 @@ from weft.tools.lock import signature_changes, type_text
 #: Classes of change.
 CLASSES = ("breaking", "signature", "steps", "users", "cost", "answers")
 #: Keys of which it is counted how many get another step.
-NUM_KEYS = 50_000
+NUM_KEYS = 20_000
 _WORDS = {"+": "added", "-": "removed", "~": "changed"}
 
 
@@ -128,18 +128,21 @@ def _inner_entries(node: NodePlan, key: tuple[str, ...]) -> Iterator[tuple[tuple
 def _node_facts(node: NodePlan) -> dict[str, str]:
     description = node.describe()
     ends = [end for end in (description.entry, description.exit) if not end.is_plain]
-    words = [*(text for end in ends for text in (end.title, *end.notes)), *description.notes]
+    notes = [*(note for end in ends for note in end.notes), *description.notes]
     limits = limit_texts(node.timeout_ms, node.max_inflight)
-    return {"kind": node.kind, "choice": "; ".join(words), "limits": "; ".join(limits)}
+    ways = "; ".join(end.title for end in ends)
+    return {"kind": node.kind, "way": ways, "settings": "; ".join(notes), "limits": "; ".join(limits)}
 
 
 def _step_facts(step: StepPlan, node: NodePlan, notes: Sequence[str]) -> dict[str, str]:
-    action = step.action
+    action, facts = step.action, {"target": target_text(step.action)}
+    if isinstance(action, CallPlan):
+        model = action.signature
+        facts["served version"] = f"{model.version} on '{action.target}'"
+        facts |= {f"input {spec.name}": type_text(spec) for spec in model.inputs}
+        facts |= {f"output {spec.name}": type_text(spec) for spec in model.outputs}
     sources = {slot: f"{one.name}.{name}" for one in node.steps for name, slot in one.outputs}
-    types = {slot_name(node, slot): node.specs[slot] for _, slot in step.outputs if slot in node.specs}
-    return {
-        "target": target_text(action),
-        "served version": f"{action.signature.version} on '{action.target}'" if isinstance(action, CallPlan) else "",
+    return facts | {
         "streams": "yes" * action.streams,
         "taken": ", ".join([*notes, *([step.shadow.text()] if step.shadow is not None else [])]),
         "accepted if": condition_text(step.accept) if step.accept is not None else "",
@@ -147,7 +150,7 @@ def _step_facts(step: StepPlan, node: NodePlan, notes: Sequence[str]) -> dict[st
         "policy": "; ".join(policy_texts(step)),
         "values": "; ".join(value_texts(step, node)),
         "inputs": ", ".join(f"{name} from {sources.get(slot, slot_name(node, slot))}" for name, slot in step.inputs),
-        **{f"output {name}": type_text(spec) for name, spec in types.items()},
+        "outputs": ", ".join(f"{name} as {slot_name(node, slot)}" for name, slot in step.outputs),
     }
 
 
@@ -169,7 +172,7 @@ def _users(had: _Entries, has: _Entries) -> Section:
         lines += [f"    {share(moved, 1)} of the users move from {a} to {b}" for a, b, moved in moves]
         facts.append({"path": after.path, "before": old, "after": new, "is_drawn_anew": bool(why), "moves": moves})
     most = max((sum(moved for *_, moved in one["moves"]) for one in facts), default=0.0)
-    headline = f"{share(most, 1.0)} get another step" if most else "no sticky key moves"
+    headline = f"{share(most, 1.0)} get another step" if most else "shares change" if facts else "no change"
     return Section("users", headline, lines, facts, ("users",) if facts else ())
 
 
