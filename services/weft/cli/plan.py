@@ -51,7 +51,8 @@ def sides_or_status(
             return 2
         plan = plan_or_status(argparse.Namespace(**vars(options) | {"graph": graph} | found))
         if isinstance(plan, int):
-            print(f"weft {options.command}: so '{graph}' cannot be used", file=sys.stderr)
+            if len(graphs) > 1:
+                print(f"weft {options.command}: '{graph}' cannot be compared", file=sys.stderr)
             return plan
         sides.append((plan, found.get("graph", graph)))
     return sides

@@ -259,3 +259,18 @@ async def test_what_a_router_serves_is_a_side(tmp_path: Path, capsys: pytest.Cap
             assert "weft diff: 'pipes': 'pipes' is no graph of this router" in capsys.readouterr().err
         finally:
             await server.stop(None)
+
+
+def test_the_page_shows_what_the_command_prints(run: Run, repository: Path) -> None:
+    """Its example, made as it says, prints what stands there."""
+    page = (REPOSITORY.parent / "docs/changes.md").read_text()
+    command, shown = re.search(r"```\n\$ weft (.*)\n((?:.*\n)*?)```", page).groups()  # type: ignore[union-attr]
+    policy = re.search(r"`(policy .*)`", page)[1]  # type: ignore[index]
+    committed()
+    git("branch", "-M", "main")
+    edit(
+        repository / GRAPH.format("digits_ab"),
+        'weight: 20 model_name: "digits_mlp"',
+        f'weight: 80 model_name: "digits_mlp" {policy}',
+    )
+    assert (0, shown, "") == run(*command.split())
