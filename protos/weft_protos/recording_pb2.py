@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from weft_protos import grpc_service_pb2 as grpc__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0frecording.proto\x12\x0eweft.recording\x1a\x12grpc_service.proto\"\x88\x01\n\x05\x45ntry\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.weft.recording.HeaderH\x00\x12(\n\x06record\x18\x02 \x01(\x0b\x32\x16.weft.recording.RecordH\x00\x12\"\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x13.weft.recording.EndH\x00\x42\x07\n\x05\x65ntry\"q\n\x06Header\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05graph\x18\x02 \x01(\t\x12\x0f\n\x07percent\x18\x03 \x01(\x01\x12\x15\n\rstart_unix_ns\x18\x04 \x01(\x03\x12\x0f\n\x07omitted\x18\x05 \x03(\t\x12\x0e\n\x06hashed\x18\x06 \x03(\t\"\xed\x02\n\x06Record\x12\x17\n\x0f\x61rrival_unix_ns\x18\x01 \x01(\x03\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x32\n\x06header\x18\x03 \x03(\x0b\x32\".weft.recording.Record.HeaderEntry\x12\x12\n\ntimeout_ns\x18\x04 \x01(\x03\x12-\n\x07request\x18\x05 \x01(\x0b\x32\x1c.inference.ModelInferRequest\x12\x11\n\tis_stream\x18\x06 \x01(\x08\x12*\n\x08response\x18\x07 \x03(\x0b\x32\x18.weft.recording.Response\x12\x0e\n\x06status\x18\x08 \x01(\t\x12\x0f\n\x07message\x18\t \x01(\t\x12\x0c\n\x04path\x18\n \x01(\t\x12\x13\n\x0b\x64uration_ns\x18\x0b \x01(\x03\x12\x10\n\x08withheld\x18\x0c \x03(\t\x1a-\n\x0bHeaderEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"o\n\x08Response\x12\x11\n\toffset_ns\x18\x01 \x01(\x03\x12/\n\x08response\x18\x02 \x01(\x0b\x32\x1d.inference.ModelInferResponse\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"?\n\x03\x45nd\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x13\n\x0bnum_records\x18\x02 \x01(\x03\x12\x13\n\x0bnum_dropped\x18\x03 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0frecording.proto\x12\x0eweft.recording\x1a\x12grpc_service.proto\"\x88\x01\n\x05\x45ntry\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.weft.recording.HeaderH\x00\x12(\n\x06record\x18\x02 \x01(\x0b\x32\x16.weft.recording.RecordH\x00\x12\"\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x13.weft.recording.EndH\x00\x42\x07\n\x05\x65ntry\"Z\n\x06Header\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\r\n\x05graph\x18\x02 \x01(\t\x12\x0f\n\x07percent\x18\x03 \x01(\x01\x12\x0f\n\x07omitted\x18\x04 \x03(\t\x12\x0e\n\x06hashed\x18\x05 \x03(\t\"\xed\x02\n\x06Record\x12\x17\n\x0f\x61rrival_unix_ns\x18\x01 \x01(\x03\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x32\n\x06header\x18\x03 \x03(\x0b\x32\".weft.recording.Record.HeaderEntry\x12\x12\n\ntimeout_ns\x18\x04 \x01(\x03\x12-\n\x07request\x18\x05 \x01(\x0b\x32\x1c.inference.ModelInferRequest\x12\x11\n\tis_stream\x18\x06 \x01(\x08\x12*\n\x08response\x18\x07 \x03(\x0b\x32\x18.weft.recording.Response\x12\x0e\n\x06status\x18\x08 \x01(\t\x12\x0f\n\x07message\x18\t \x01(\t\x12\x0c\n\x04path\x18\n \x01(\t\x12\x13\n\x0b\x64uration_ns\x18\x0b \x01(\x03\x12\x10\n\x08withheld\x18\x0c \x03(\t\x1a-\n\x0bHeaderEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"o\n\x08Response\x12\x11\n\toffset_ns\x18\x01 \x01(\x03\x12/\n\x08response\x18\x02 \x01(\x0b\x32\x1d.inference.ModelInferResponse\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"?\n\x03\x45nd\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x13\n\x0bnum_records\x18\x02 \x01(\x03\x12\x13\n\x0bnum_dropped\x18\x03 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,13 +37,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENTRY']._serialized_start=56
   _globals['_ENTRY']._serialized_end=192
   _globals['_HEADER']._serialized_start=194
-  _globals['_HEADER']._serialized_end=307
-  _globals['_RECORD']._serialized_start=310
-  _globals['_RECORD']._serialized_end=675
-  _globals['_RECORD_HEADERENTRY']._serialized_start=630
-  _globals['_RECORD_HEADERENTRY']._serialized_end=675
-  _globals['_RESPONSE']._serialized_start=677
-  _globals['_RESPONSE']._serialized_end=788
-  _globals['_END']._serialized_start=790
-  _globals['_END']._serialized_end=853
+  _globals['_HEADER']._serialized_end=284
+  _globals['_RECORD']._serialized_start=287
+  _globals['_RECORD']._serialized_end=652
+  _globals['_RECORD_HEADERENTRY']._serialized_start=607
+  _globals['_RECORD_HEADERENTRY']._serialized_end=652
+  _globals['_RESPONSE']._serialized_start=654
+  _globals['_RESPONSE']._serialized_end=765
+  _globals['_END']._serialized_start=767
+  _globals['_END']._serialized_end=830
 # @@protoc_insertion_point(module_scope)

@@ -65,7 +65,6 @@ class Header(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     GRAPH_FIELD_NUMBER: _builtins.int
     PERCENT_FIELD_NUMBER: _builtins.int
-    START_UNIX_NS_FIELD_NUMBER: _builtins.int
     OMITTED_FIELD_NUMBER: _builtins.int
     HASHED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
@@ -73,7 +72,6 @@ class Header(_message.Message):
     graph: _builtins.str
     percent: _builtins.float
     """Share of the requests that were kept, in percent."""
-    start_unix_ns: _builtins.int
     @_builtins.property
     def omitted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of tensors, headers and parameters that were left out."""
@@ -88,13 +86,12 @@ class Header(_message.Message):
         version: _builtins.int = ...,
         graph: _builtins.str = ...,
         percent: _builtins.float = ...,
-        start_unix_ns: _builtins.int = ...,
         omitted: _abc.Iterable[_builtins.str] | None = ...,
         hashed: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "hashed", b"hashed", "omitted", b"omitted", "percent", b"percent", "start_unix_ns", b"start_unix_ns", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "hashed", b"hashed", "omitted", b"omitted", "percent", b"percent", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,4 +1,4 @@
-"""``weft.graph.GraphService`` of a router: feedback for bandits, signatures of models."""
+"""``weft.graph.GraphService`` of a router: feedback for bandits, signatures of models, recordings."""
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
@@ -22,6 +22,8 @@ _MAX_SHOWN_CHARS = 80
 
 #: Gives the response of the one that knows the request; None if none does. Raises AlreadyExistsError.
 Siblings = Callable[[pb.GraphFeedbackRequest], Awaitable[pb.GraphFeedbackResponse | None]]
+#: Starts, ends or describes recordings of graphs that there are.
+Record = Callable[[pb.RecordingRequest], Awaitable[pb.RecordingResponse]]
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -52,12 +54,18 @@ class GraphServicer:
     """
 
     def __init__(
-        self, graphs: GraphTable, bandits: BanditStore, catalog: TargetCatalog, siblings: Siblings | None = None
+        self,
+        graphs: GraphTable,
+        bandits: BanditStore,
+        catalog: TargetCatalog,
+        record: Record,
+        siblings: Siblings | None = None,
     ) -> None:
         self.edge = CallBoundary("weft.router")
         self._graphs = graphs
         self._bandits = bandits
         self._catalog = catalog
+        self._record = record
         self._siblings = siblings
 
     def add_to(self, server: grpc.aio.Server) -> tuple[str]:
@@ -114,6 +122,14 @@ class GraphServicer:
                 for one in serving_of(found).sources
             ]
         )
+
+    @_answering
+    async def Recording(self, request: pb.RecordingRequest, context: Context) -> pb.RecordingResponse:
+        """Start, end or describe; ``graph_service.proto`` lists the statuses."""
+        if request.graph or request.action == request.START:
+            check_model(request.graph)
+            self._graph(request.graph)
+        return await self._record(request)
 
     def _graph(self, name: str, version: str = "") -> GraphVersion:
         """Raises NotFoundError."""

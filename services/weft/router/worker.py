@@ -3,17 +3,19 @@
 import asyncio
 import contextlib
 import json
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from typing_extensions import override
 
 from weft.base.core import ParameterValue
-from weft.base.errors import AlreadyExistsError, UnavailableError
+from weft.base.errors import AlreadyExistsError, UnavailableError, WeftError
 from weft.base.observing import settings
 from weft.router.bandits.exchange import BanditSharing
 from weft.router.core import RouterCore
 from weft.router.feedback import rewarded
+from weft.router.recording import KEY_BYTES, summed
 from weft.router.repository.handover import state_of, take_over
 from weft.v2.protocol.wire import statistics_message
 from weft.v2.server.metrics import CERTIFICATE_EXPIRY
@@ -60,6 +62,7 @@ class WorkerCore(RouterCore):
                 "load": self._load_here,
                 "unload": self._unload_here,
                 "feedback": self._feedback_here,
+                "recording": self._recording_here,
                 "statistics": self._statistics_here,
                 "refresh": self._refresh_here,
                 "TraceSetting": lambda body: change_settings(pb.TraceSettingRequest.FromString(body)),
@@ -178,6 +181,24 @@ class WorkerCore(RouterCore):
             if isinstance(answer.error, AlreadyExistsError):
                 raise answer.error
         return None
+
+    @override
+    async def record(self, request: graph_pb.RecordingRequest) -> graph_pb.RecordingResponse:
+        """At every worker, one file each. Raises UnavailableError if one could not, and ends those of the others."""
+        body = json.dumps([request.SerializeToString().hex(), secrets.token_hex(KEY_BYTES)]).encode()
+        answers = await self._link.change("recording", body)
+        try:
+            self._check(answers)
+        except WeftError:
+            if request.action == request.START and any(answer.error is None for answer in answers):
+                await self.record(graph_pb.RecordingRequest(action="STOP", graph=request.graph))
+            raise
+        return summed([graph_pb.RecordingResponse.FromString(answer.payload) for answer in answers])
+
+    async def _recording_here(self, body: bytes) -> bytes:
+        request, key = map(bytes.fromhex, json.loads(body))
+        response = await self._recordings.answer(graph_pb.RecordingRequest.FromString(request), key)
+        return response.SerializeToString()
 
     def _statistics_here(self, body: bytes) -> bytes:
         name, version = json.loads(body)
