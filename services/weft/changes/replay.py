@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from weft.authoring.graph import Graph
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InvalidArgumentError, WeftError
-from weft.changes.comparison import Comparison, Outcome, outcome_of
+from weft.changes.comparison import DEFAULT, Comparison, Outcome, outcome_of
 from weft.changes.report import Report
 from weft.v2.client.answer import PATH_HEADER
 from weft.v2.client.v2_client import V2Client
@@ -20,8 +20,6 @@ from weft_protos import recording_pb2 as pb
 
 #: So many requests go to one target before they go to the other, so that neither has the other's load.
 _BLOCK = 1024
-#: Left out unless requests come at their pace: it was for another load.
-_TIMEOUT = "timeout"
 
 
 class Recorded(NamedTuple):
@@ -30,7 +28,7 @@ class Recorded(NamedTuple):
     Attributes:
         records: In the order of their arrival.
         num_withheld: Records that cannot be sent again, because what they need was left out or hashed.
-        unknown: Outputs that were left out or hashed, and cannot be compared.
+        unknown: Names that were left out or hashed; such outputs cannot be compared.
         cut: Files whose recorder was killed; at most its last second is lost.
     """
 
@@ -44,27 +42,21 @@ def read_records(paths: Iterable[Path]) -> Recorded:
     """Read recordings. Raises as ``read_recording``; InvalidArgumentError if no request can be sent again."""
     records, unknown, cut = list[pb.Record](), set[str](), list[Path]()
     for path in paths:
-        entry = pb.Entry()
-        for entry in read_recording(path):
-            unknown.update(entry.header.omitted, entry.header.hashed)
-            if entry.HasField("record"):
-                records.append(entry.record)
-        if not entry.HasField("end"):
-            cut.append(path)
+        entries = list(read_recording(path))
+        unknown.update(entries[0].header.omitted, entries[0].header.hashed)
+        records += [entry.record for entry in entries if entry.HasField("record")]
+        cut += [] if entries[-1].HasField("end") else [path]
     whole = sorted((one for one in records if not one.withheld), key=lambda one: one.arrival_unix_ns)
     if not whole:
-        why = "inputs are left out or hashed in all of them" if records else "there is none"
-        raise InvalidArgumentError(f"no request of the recording can be sent again: {why}")
+        raise InvalidArgumentError(f"of {len(records)} recorded requests none has all of its inputs, to be sent again")
     return Recorded(whole, len(records) - len(whole), unknown, cut)
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """Where requests go.
 
     Attributes:
-        label: Its name in reports.
-        ask: Gives all responses; a flag says whether several are asked for. Fills the trailing metadata.
+        ask: Gives all responses, of a stream if the flag says so; fills the trailing metadata.
         cpu_s: CPU time that it has used so far; None: unknown.
     """
 
@@ -72,11 +64,11 @@ class Target:
     name: str
     version: str
     ask: Callable[[InferCall, CallContext, bool], Awaitable[list[InferResult]]]
-    cpu_s: Callable[[], float | None] = lambda: None
+    cpu_s: Callable[[], float | None]
 
 
 @contextlib.asynccontextmanager
-async def local_target(graph: Graph, label: str = "") -> AsyncGenerator[Target, None]:
+async def local_target(graph: Graph, label: str) -> AsyncGenerator[Target, None]:
     """A graph in this process, with the models of its repository. Raises WeftError."""
     async with graph.loaded() as loaded:
 
@@ -85,97 +77,83 @@ async def local_target(graph: Graph, label: str = "") -> AsyncGenerator[Target, 
                 return [result async for result in loaded.target.stream_infer(call, context)]
             return [await loaded.target.infer(call, context)]
 
-        yield Target(label or graph.name, graph.name, "", ask, time.process_time)
+        yield Target(label, graph.name, "", ask, time.process_time)
 
 
-def served_target(
-    client: V2Client, name: str, version: str = "", cpu_s: Callable[[], float | None] = lambda: None
-) -> Target:
+def served_target(client: V2Client, name: str, version: str, cpu_s: Callable[[], float | None]) -> Target:
     """A graph or model of a server."""
 
     async def ask(call: InferCall, context: CallContext, is_stream: bool) -> list[InferResult]:
         timeout_s = None if context.deadline_ns is None else (context.deadline_ns - time.monotonic_ns()) / 1e9
-        trailer: dict[str, str] = {}
-        metadata = tuple(context.headers.items())
+        trailer, metadata = dict[str, str](), tuple(context.headers.items())
+        if is_stream:
+            return [one async for one in client.stream(call, timeout_s=timeout_s, metadata=metadata)]
         try:
-            if is_stream:
-                return [one async for one in client.stream(call, timeout_s=timeout_s, metadata=metadata)]
             return [await client.infer(call, timeout_s=timeout_s, metadata=metadata, trailer=trailer)]
         finally:
             context.trailing_metadata.extend(trailer.items())
 
-    return Target(f"{name}/{version}" if version else name, name, version, ask, cpu_s)
-
-
-@dataclass(frozen=True)
-class ReplayOptions:
-    """How requests are sent.
-
-    Attributes:
-        concurrency: Requests in flight at once.
-        pace: 0: as fast as it goes, without timeouts; 1: each as long after the first as it came, 2: in half the time.
-        times: How often all are sent.
-    """
-
-    concurrency: int = 32
-    pace: float = 0.0
-    times: int = 1
-    comparison: Comparison = field(default_factory=Comparison)
+    return Target(f"{name}/{version}".rstrip("/"), name, version, ask, cpu_s)
 
 
 async def replay(
-    records: Sequence[pb.Record], targets: Sequence[Target], options: ReplayOptions, show: Callable[[], None]
+    records: Sequence[pb.Record],
+    targets: Sequence[Target],
+    show: Callable[[], None] = lambda: None,
+    *,
+    concurrency: int = 32,
+    pace: float = 0.0,
+    times: int = 1,
+    comparison: Comparison = DEFAULT,
 ) -> Report:
-    """Send records to one target, or to two, whose answers are then compared; else the recorded ones are.
+    """Send records to one target, and compare with what was recorded, or to two, and compare these.
 
     Args:
         show: Called after each answer.
+        concurrency: Requests in flight at once, as fast as it goes.
+        pace: 1: each as long after the first as it came, 2: in half the time; 0: as fast as it goes, without timeouts.
+        times: How often all are sent.
     """
     labels = [target.label for target in targets]
-    report = Report(labels if len(targets) > 1 else ["recorded", *labels], options.comparison)
+    report = Report(labels if len(targets) > 1 else ["recorded", *labels], comparison)
+    places = asyncio.Semaphore(concurrency)
 
-    async def asked(target: Target, block: Sequence[pb.Record], begin_s: float) -> list[Outcome]:
-        places = asyncio.Semaphore(options.concurrency)
+    async def asked(target: Target, block: Sequence[pb.Record]) -> list[Outcome]:
+        begin_s, begin_cpu_s = time.monotonic(), target.cpu_s()
 
         async def one(record: pb.Record) -> Outcome:
-            if options.pace:
-                after_s = (record.arrival_unix_ns - records[0].arrival_unix_ns) / 1e9 / options.pace
+            if pace:
+                after_s = (record.arrival_unix_ns - block[0].arrival_unix_ns) / 1e9 / pace
                 await asyncio.sleep(begin_s + after_s - time.monotonic())
-                return await _outcome(target, record, show, is_timed=True)
-            async with places:
-                return await _outcome(target, record, show, is_timed=False)
+            async with contextlib.nullcontext() if pace else places:
+                outcome = await _outcome(target, record, is_timed=pace > 0)
+            show()
+            return outcome
 
-        begin_cpu_s = target.cpu_s()
         outcomes = await asyncio.gather(*map(one, block))
-        if begin_cpu_s is not None:
-            report.add_cpu(target.label, (target.cpu_s() or 0) - begin_cpu_s)
+        if begin_cpu_s is not None and not (pace and len(targets) > 1):  # else it is that of both
+            report.cpu_s[targets.index(target) + 2 - len(targets)] += (target.cpu_s() or 0) - begin_cpu_s
         return outcomes
 
-    for _ in range(options.times):
-        size = len(records) if options.pace else _BLOCK
-        for start in range(0, len(records), size):
-            block = records[start : start + size]
-            asking = [asked(target, block, time.monotonic()) for target in targets]
-            sides = await asyncio.gather(*asking) if options.pace else [await one for one in asking]
-            if len(sides) == 1:
-                sides.insert(0, list(map(outcome_of, block)))
-            for record, before, after in zip(block, *sides, strict=True):
-                report.add(record, before, after)
+    size = len(records) if pace else _BLOCK
+    for block in [records[start : start + size] for start in range(0, len(records), size)] * times:
+        asking = [asked(target, block) for target in targets]
+        sides = await asyncio.gather(*asking) if pace else [await one for one in asking]
+        before = sides[0] if len(sides) > 1 else map(outcome_of, block)
+        for record, one, other in zip(block, before, sides[-1], strict=True):
+            report.add(record, one, other)
     return report
 
 
-async def _outcome(target: Target, record: pb.Record, show: Callable[[], None], *, is_timed: bool) -> Outcome:
-    call, begin_ns = call_of_record(record), time.monotonic_ns()
-    parameters = {name: value for name, value in call.parameters.items() if is_timed or name != _TIMEOUT}
+async def _outcome(target: Target, record: pb.Record, *, is_timed: bool) -> Outcome:
+    call, begin_ns, outcome = call_of_record(record), time.monotonic_ns(), Outcome()
+    parameters = {name: value for name, value in call.parameters.items() if is_timed or name != "timeout"}
     call = replace(call, model_name=target.name, model_version=target.version, parameters=parameters)
     context = CallContext(begin_ns + record.timeout_ns if is_timed and record.timeout_ns else None, dict(record.header))
-    outcome = Outcome()
     try:
-        results = await target.ask(call, context, record.is_stream)
-        outcome.results = [result for result in results if not result.is_null]
+        outcome.results = [one for one in await target.ask(call, context, record.is_stream) if not one.is_null]
     except WeftError as error:
         outcome.status, outcome.message = error.code, error.message
     outcome.duration_ns = time.monotonic_ns() - begin_ns
     outcome.path = dict(context.trailing_metadata).get(PATH_HEADER, "")
-    show()
     return outcome

@@ -1,7 +1,7 @@
 """What a replay found: differences by tensor, errors, paths, times by priority."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,104 +10,77 @@ from weft.changes.comparison import Comparison, Outcome, compare_answers
 from weft_protos import recording_pb2 as pb
 
 _MAX_EXAMPLES = 3
-_MAX_ID_CHARS = 40
+_MAX_EXAMPLE_CHARS = 200
 
 
 class Report:
     """Compares answers of two sides as they come.
 
     Attributes:
-        num_different: Requests whose outputs or status differ; a path that changed alone is none.
+        num_different: Requests whose outputs or status differ; a changed path alone is no difference.
         differences: Requests by what differs.
+        cpu_s: By side; missing if unknown.
     """
 
     def __init__(self, labels: Sequence[str], comparison: Comparison) -> None:
-        self.labels = list(labels)
         self.num_requests = self.num_different = 0
         self.differences: Counter[str] = Counter()
-        self._examples: defaultdict[str, list[str]] = defaultdict(list)
-        self._comparison = comparison
-        self._cpu_s: defaultdict[str, float] = defaultdict(float)
+        self.cpu_s: defaultdict[int, float] = defaultdict(float)
+        self._labels, self._comparison = labels, comparison
         self._num_errors = [0, 0]
-        self._num_different: Counter[int] = Counter()
+        self._examples: defaultdict[str, list[str]] = defaultdict(list)
+        self._different: Counter[int] = Counter()
         self._ms: defaultdict[int, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
 
     def add(self, record: pb.Record, before: Outcome, after: Outcome) -> None:
         """Compare the answers to one request."""
         self.num_requests += 1
-        parameter = record.request.parameters.get("priority")
-        priority = int(parameter.uint64_param or parameter.int64_param) if parameter is not None else 0
-        found = compare_answers(before, after, self._comparison)
-        is_different = any(one.what != "path" for one in found)
-        self.num_different += is_different
-        self._num_different[priority] += is_different
+        given = record.request.parameters.get("priority")
+        priority = 0 if given is None else int(given.uint64_param or given.int64_param)
         for place, outcome in enumerate((before, after)):
             self._ms[priority][place].append(outcome.duration_ns / 1e6)
             self._num_errors[place] += outcome.status != "OK"
+        found = compare_answers(before, after, self._comparison)
+        is_different = any(what != "path" for what, _ in found)
+        self.num_different += is_different
+        self._different[priority] += is_different
         for what, text in found:
             self.differences[what] += 1
             if len(self._examples[what]) < _MAX_EXAMPLES:
-                self._examples[what].append(
-                    f"{record.request.id[:_MAX_ID_CHARS] or f'request {self.num_requests}'}: {text}"
-                )
-
-    def add_cpu(self, label: str, cpu_s: float) -> None:
-        """Count CPU time of a side."""
-        self._cpu_s[label] += cpu_s
+                example = f"{record.request.id or f'request {self.num_requests}'}: {text}"
+                self._examples[what].append(example[:_MAX_EXAMPLE_CHARS])
 
     def facts(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """All of it; pairs are of the two sides."""
         return {
+            "sides": self._labels,
             "requests": self.num_requests,
             "different": self.num_different,
-            "differences": [
-                {"what": what, "requests": count, "examples": self._examples[what]}
+            "differences": {
+                what: {"requests": count, "examples": self._examples[what]}
                 for what, count in self.differences.most_common()
+            },
+            "errors": self._num_errors,
+            "cpu_ms": [
+                self.cpu_s[place] / self.num_requests * 1e3 if place in self.cpu_s else None for place in (0, 1)
             ],
-            "sides": [
-                {
-                    "name": label,
-                    "errors": errors,
-                    "cpu_ms_per_request": self._cpu_s[label] * 1e3 / self.num_requests
-                    if label in self._cpu_s
-                    else None,
-                }
-                for label, errors in zip(self.labels, self._num_errors, strict=True)
-            ],
-            "priorities": [
-                {
-                    "priority": priority,
-                    "requests": len(sides[0]),
-                    "different": self._num_different[priority],
-                    "p50_ms": [float(np.percentile(side, 50)) for side in sides],
-                    "p99_ms": [float(np.percentile(side, 99)) for side in sides],
-                }
+            "priorities": {
+                priority: {"requests": len(sides[0]), "different": self._different[priority]}
+                | {f"p{share}_ms": [float(np.percentile(side, share)) for side in sides] for share in (50, 99)}
                 for priority, sides in sorted(self._ms.items())
-            ],
+            },
         }
 
-    def text(self) -> str:
-        """Tables that are Markdown, and lined up for a terminal."""
-        facts = self.facts()
-        before, after = self.labels
-        found = [(one["what"], f"{one['requests']:,}", one["examples"][0]) for one in facts["differences"]]
-        cpu = [one["cpu_ms_per_request"] for one in facts["sides"]]
-        sides = [
-            ("errors", *(f"{one['errors']:,}" for one in facts["sides"])),
-            ("CPU ms a request", *("-" if one is None else f"{one:.2f}" for one in cpu)),
-        ]
-        for one in facts["priorities"]:
-            about = f", priority {one['priority']} ({one['requests']:,})" if len(facts["priorities"]) > 1 else ""
-            sides += [(f"{name} ms{about}", *(f"{ms:.2f}" for ms in one[f"{name}_ms"])) for name in ("p50", "p99")]
-        lines = [f"**{self.num_different:,} of {self.num_requests:,} answers differ: {before} -> {after}**", ""]
-        if found:
-            lines += [*_table(("differs", "requests", "for example"), found), ""]
-        return "\n".join([*lines, *_table(("", before, after), sides)])
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    cells.insert(1, ["-" * width for width in widths])
-    for row in cells:
-        yield f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |"
+    def text(self, *, is_markdown: bool) -> str:
+        """The facts as lines, or as a list of Markdown."""
+        facts, mark = self.facts(), "**" if is_markdown else ""
+        before, after = self._labels
+        lines = [f"{mark}{self.num_different:,} of {self.num_requests:,} answers differ{mark}: {before} -> {after}"]
+        for what, one in facts["differences"].items():
+            lines.append(f"{what}: {one['requests']:,} differ, for example {one['examples'][0]}")
+        cpu = ["unknown" if cpu_ms is None else f"{cpu_ms:.2f}" for cpu_ms in facts["cpu_ms"]]
+        lines += ["errors: {:,} -> {:,}".format(*facts["errors"]), f"CPU ms a request: {cpu[0]} -> {cpu[1]}"]
+        for priority, one in facts["priorities"].items():
+            about = f", priority {priority} ({one['different']:,} of {one['requests']:,} differ)" if priority else ""
+            lines += ["{} ms{}: {:.2f} -> {:.2f}".format(name, about, *one[f"{name}_ms"]) for name in ("p50", "p99")]
+        return f"\n{'- ' if is_markdown else '  '}".join(lines)

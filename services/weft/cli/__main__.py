@@ -21,6 +21,7 @@ _EXTRAS = {
     "optimize": "plan,torch,transforms",
     "quantize": "torch",
     "plan": "plan,torch",
+    "replay": "jobs",
     "tune": "plan",
     "lsp": "lsp",
 }

@@ -29,7 +29,7 @@ from weft.router.repository.files import GraphRepository
 from weft.router.repository.lifecycle import GraphControl, GraphLifecycle
 from weft.router.repository.table import GraphTable
 from weft.router.runtime import Runtime
-from weft.router.serving import GraphInference, ModelInference, Served, ServedGraph, ServedTargetModel
+from weft.router.serving import Served, ServedGraph, ServedTargetModel
 from weft.router.steps.run import earlier
 from weft.router.target import RetryBudget, Target
 from weft.router.targets.catalog import CatalogEntry, TargetCatalog
@@ -251,13 +251,11 @@ class RouterCore:
             if permit.is_waiting:
                 await self._wait(permit, served)
             kept = None if self._recordings.active is None else self._recordings.begin(call, context)
-            inference: GraphInference | ModelInference | None = None
+            inference = served.begin(call, context)
             try:
-                inference = served.begin(call, context)
                 result = inference.answer(await inference.work())
             except BaseException as error:
-                if inference is not None:
-                    inference.fail(error)
+                inference.fail(error)
                 if kept is not None:
                     kept.end(served.version, error)
                 raise
@@ -291,7 +289,7 @@ class RouterCore:
                 kept.end(served.version)
 
     async def record(self, request: graph_pb.RecordingRequest) -> graph_pb.RecordingResponse:
-        """Start, end or describe recordings. Raises as ``Recordings.answer``."""
+        """As ``Recordings.answer``."""
         return await self._recordings.answer(request, secrets.token_bytes(KEY_BYTES))
 
     def has_graph(self, name: str) -> bool:

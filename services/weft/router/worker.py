@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from weft.base.core import ParameterValue
-from weft.base.errors import AlreadyExistsError, UnavailableError, WeftError
+from weft.base.errors import AlreadyExistsError, UnavailableError
 from weft.base.observing import settings
 from weft.router.bandits.exchange import BanditSharing
 from weft.router.core import RouterCore
@@ -184,16 +184,11 @@ class WorkerCore(RouterCore):
 
     @override
     async def record(self, request: graph_pb.RecordingRequest) -> graph_pb.RecordingResponse:
-        """At every worker, one file each. Raises UnavailableError if one could not, and ends those of the others."""
+        """At every worker, one file each. Raises UnavailableError if one could not."""
         body = json.dumps([request.SerializeToString().hex(), secrets.token_hex(KEY_BYTES)]).encode()
         answers = await self._link.change("recording", body)
-        try:
-            self._check(answers)
-        except WeftError:
-            if request.action == request.START and any(answer.error is None for answer in answers):
-                await self.record(graph_pb.RecordingRequest(action="STOP", graph=request.graph))
-            raise
-        return summed([graph_pb.RecordingResponse.FromString(answer.payload) for answer in answers])
+        self._check(answers)
+        return summed(graph_pb.RecordingResponse.FromString(answer.payload) for answer in answers)
 
     async def _recording_here(self, body: bytes) -> bytes:
         request, key = map(bytes.fromhex, json.loads(body))

@@ -1,13 +1,15 @@
 """The format of recordings, ``protos/recording.proto``: writes them frame by frame, and reads them again."""
 
 import contextlib
+import io
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import zstandard
 from google.protobuf.message import DecodeError
+from google.protobuf.proto import parse_length_prefixed, serialize_length_prefixed
 
 from weft.base.core import InferCall, InferResult
 from weft.base.errors import InvalidArgumentError, RemoteError
@@ -19,7 +21,6 @@ VERSION: Final = 1
 SUFFIX: Final = ".weft.zst"
 #: Of one entry; longer ones are not read.
 MAX_ENTRY_BYTES: Final = 256 << 20
-_MAX_VARINT_BYTES: Final = 5
 
 
 class RecordingWriter:
@@ -33,23 +34,25 @@ class RecordingWriter:
         self.num_bytes = 0
         self._compressor = zstandard.ZstdCompressor(write_checksum=True)
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0)
-        self.write([pb.Entry(header=header)], MAX_ENTRY_BYTES)
+        self.write([pb.Entry(header=header)])
 
-    def write(self, entries: Iterable[pb.Entry], max_bytes: int) -> bool:
-        """Append a frame; False, and the file is as before, if it would be longer than ``max_bytes``.
+    def write(self, entries: Iterable[pb.Entry], max_bytes: float = float("inf")) -> bool:
+        """Append a frame; False, and nothing is written, if the file would be longer than ``max_bytes``.
 
         Raises OSError: The disk does not take it; the file is as before.
         """
-        frame = memoryview(self._compressor.compress(b"".join(map(_delimited, entries))))
+        data = io.BytesIO()
+        for entry in entries:
+            serialize_length_prefixed(entry, data)
+        frame = memoryview(self._compressor.compress(data.getbuffer()))
         if self.num_bytes + len(frame) > max_bytes:
             return False
         try:
             while frame:
                 frame = frame[self._file.write(frame) :]
         except OSError:
-            with contextlib.suppress(OSError):
-                self._file.truncate(self.num_bytes)
-                self._file.seek(self.num_bytes)
+            self._file.truncate(self.num_bytes)
+            self._file.seek(self.num_bytes)
             raise
         self.num_bytes = self._file.tell()
         return True
@@ -57,20 +60,23 @@ class RecordingWriter:
     def close(self, end: pb.End) -> None:
         """Write the end, if the disk takes it."""
         with self._file, contextlib.suppress(OSError):
-            self.write([pb.Entry(end=end)], MAX_ENTRY_BYTES)
+            self.write([pb.Entry(end=end)])
 
 
-def _delimited(entry: pb.Entry) -> bytes:
-    body = entry.SerializeToString()
-    size, prefix = len(body), bytearray()
-    while size > 0x7F:
-        prefix.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes((*prefix, size)) + body
+class _Bounded:
+    """Reads no more at once than an entry may have."""
+
+    def __init__(self, data: zstandard.ZstdDecompressionReader) -> None:
+        self._data = data
+
+    def read(self, num_bytes: int) -> bytes:
+        if num_bytes > MAX_ENTRY_BYTES:
+            raise ValueError(f"an entry has {num_bytes} bytes; at most {MAX_ENTRY_BYTES} are allowed")
+        return self._data.read(num_bytes)
 
 
 def read_recording(path: Path) -> Iterator[pb.Entry]:
-    """Yield the header, the records and the end, which is missing if the file is cut: the recorder was killed.
+    """Yield the header, the records and the end, which is missing if the recorder was killed.
 
     Raises:
         InvalidArgumentError: The file is no recording, one of another version, or corrupt; what is before the fault was
@@ -80,35 +86,20 @@ def read_recording(path: Path) -> Iterator[pb.Entry]:
     decompressor = zstandard.ZstdDecompressor(max_window_size=2 * MAX_ENTRY_BYTES)
     number = 0
     with path.open("rb") as file, decompressor.stream_reader(file, read_across_frames=True) as data:
+        source: Any = _Bounded(data)
         try:
-            while (body := _read_entry(data)) is not None:
-                entry = pb.Entry.FromString(body)
+            while (entry := parse_length_prefixed(pb.Entry, source)) is not None:
                 if number == 0 and entry.header.version != VERSION:
                     raise ValueError(f"it has version {entry.header.version}; this release reads version {VERSION}")
                 yield entry
                 number += 1
         except (zstandard.ZstdError, DecodeError, ValueError) as error:
+            if number and not isinstance(error, zstandard.ZstdError) and not data.read(1):
+                return  # the file ends inside an entry
             fault = f"is corrupt after record {number - 1}" if number else "is no recording of weft record"
             raise InvalidArgumentError(f"'{path}' {fault}: {error}") from error
     if number == 0:
         raise InvalidArgumentError(f"'{path}' is no recording of weft record, or was cut before its first record")
-
-
-def _read_entry(data: zstandard.ZstdDecompressionReader) -> bytes | None:
-    """The next entry; None at the end, or if the file is cut there. Raises ValueError or ZstdError."""
-    size = 0
-    for place in range(_MAX_VARINT_BYTES):
-        if not (byte := data.read(1)):
-            return None
-        size |= (byte[0] & 0x7F) << 7 * place
-        if byte[0] <= 0x7F:
-            break
-    if size > MAX_ENTRY_BYTES:
-        raise ValueError(f"an entry of {size} bytes; at most {MAX_ENTRY_BYTES} are allowed")
-    body = data.read(size)
-    while len(body) < size and (more := data.read(size - len(body))):
-        body += more
-    return body if len(body) == size else None
 
 
 def call_of_record(record: pb.Record) -> InferCall:
@@ -117,7 +108,7 @@ def call_of_record(record: pb.Record) -> InferCall:
 
 
 def results_of_record(record: pb.Record) -> list[InferResult]:
-    """The responses. Raises InvalidArgumentError or RemoteError."""
+    """The responses. Raises RemoteError."""
     results = [result_of(deserialize_response(one.response.SerializeToString())) for one in record.response]
     for result, one in zip(results, record.response, strict=True):
         result.error = RemoteError(one.status, one.message) if one.status else None
