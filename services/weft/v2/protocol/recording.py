@@ -5,7 +5,7 @@ import io
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import BinaryIO, Final
 
 import zstandard
 from google.protobuf.message import DecodeError
@@ -19,8 +19,10 @@ from weft_protos import recording_pb2 as pb
 
 VERSION: Final = 1
 SUFFIX: Final = ".weft.zst"
-#: Of one entry; longer ones are not read.
-MAX_ENTRY_BYTES: Final = 256 << 20
+#: Frames that hold more are not read.
+MAX_FRAME_BYTES: Final = 256 << 20
+#: A frame holds at most 40,000 times what it takes in the file: so memory is bounded before its size is known.
+_READ_BYTES: Final = 4096
 
 
 class RecordingWriter:
@@ -63,18 +65,6 @@ class RecordingWriter:
             self.write([pb.Entry(end=end)])
 
 
-class _Bounded:
-    """Reads no more at once than an entry may have."""
-
-    def __init__(self, data: zstandard.ZstdDecompressionReader) -> None:
-        self._data = data
-
-    def read(self, num_bytes: int) -> bytes:
-        if num_bytes > MAX_ENTRY_BYTES:
-            raise ValueError(f"an entry has {num_bytes} bytes; at most {MAX_ENTRY_BYTES} are allowed")
-        return self._data.read(num_bytes)
-
-
 def read_recording(path: Path) -> Iterator[pb.Entry]:
     """Yield the header, the records and the end, which is missing if the recorder was killed.
 
@@ -83,23 +73,36 @@ def read_recording(path: Path) -> Iterator[pb.Entry]:
             read.
         OSError: It cannot be read.
     """
-    decompressor = zstandard.ZstdDecompressor(max_window_size=2 * MAX_ENTRY_BYTES)
     number = 0
-    with path.open("rb") as file, decompressor.stream_reader(file, read_across_frames=True) as data:
-        source: Any = _Bounded(data)
+    with path.open("rb") as file:
         try:
-            while (entry := parse_length_prefixed(pb.Entry, source)) is not None:
-                if number == 0 and entry.header.version != VERSION:
-                    raise ValueError(f"it has version {entry.header.version}; this release reads version {VERSION}")
-                yield entry
-                number += 1
+            for data in map(io.BytesIO, _frames(file)):
+                while (entry := parse_length_prefixed(pb.Entry, data)) is not None:
+                    if number == 0 and entry.header.version != VERSION:
+                        raise ValueError(f"it has version {entry.header.version}; this release reads {VERSION}")
+                    yield entry
+                    number += 1
         except (zstandard.ZstdError, DecodeError, ValueError) as error:
-            if number and not isinstance(error, zstandard.ZstdError) and not data.read(1):
-                return  # the file ends inside an entry
             fault = f"is corrupt after record {number - 1}" if number else "is no recording of weft record"
             raise InvalidArgumentError(f"'{path}' {fault}: {error}") from error
     if number == 0:
         raise InvalidArgumentError(f"'{path}' is no recording of weft record, or was cut before its first record")
+
+
+def _frames(file: BinaryIO) -> Iterator[bytes]:
+    """What each frame holds, once its checksum was right, but for one that is cut. Raises ZstdError or ValueError."""
+    rest = b""
+    while True:
+        frame, data = zstandard.ZstdDecompressor(max_window_size=2 * MAX_FRAME_BYTES).decompressobj(), bytearray()
+        while not frame.eof:
+            rest = rest or file.read(_READ_BYTES)
+            if not rest:
+                return
+            data += frame.decompress(rest)
+            if len(data) > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame has more than {MAX_FRAME_BYTES} bytes")
+            rest = frame.unused_data
+        yield bytes(data)
 
 
 def call_of_record(record: pb.Record) -> InferCall:
