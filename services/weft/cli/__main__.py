@@ -21,6 +21,7 @@ _EXTRAS = {
     "optimize": "plan,torch,transforms",
     "quantize": "torch",
     "plan": "plan,torch",
+    "replay": "jobs",
     "tune": "plan",
     "lsp": "lsp",
 }
@@ -95,6 +96,8 @@ COMMANDS = {
     "infer": "send one request to a graph or model",
     "feedback": "tell a graph's bandits how good an answer was",
     "rollback": "put back what a graph served before",
+    "record": "record a share of a graph's requests and answers",
+    "replay": "send recorded requests again, and compare the answers",
     "lock": "write the signatures of the models that run",
     "stubs": "write the types of models and graphs for mypy, pyright and editors",
     "key": "make a key for a client",
@@ -120,7 +123,7 @@ SECTIONS = {
     "ask": ("weft infer quadruple --input X='[3]' --trace", ("infer", "feedback", "batch", "stream")),
     "change": (
         "weft check mine --repository mine",
-        ("check", "draw", "diff", "explain", "lsp", "lock", "stubs", "rollback", "key"),
+        ("check", "draw", "diff", "explain", "lsp", "lock", "stubs", "rollback", "record", "replay", "key"),
     ),
     "measure": ("weft top --url 127.0.0.1:8002", ("top", "plan", "tune")),
     "convert": ("weft convert inference-graph.yaml -o mine/graphs", ("convert", "optimize", "quantize")),

@@ -1,4 +1,4 @@
-"""``weft.graph.GraphService`` of a router: feedback for bandits, signatures of models."""
+"""``weft.graph.GraphService`` of a router: feedback for bandits, signatures of models, recordings."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,6 +24,8 @@ _MAX_SHOWN_CHARS = 80
 
 #: Gives the response of the one that knows the request; None if none does. Raises AlreadyExistsError.
 Siblings = Callable[[pb.GraphFeedbackRequest], Awaitable[pb.GraphFeedbackResponse | None]]
+#: Starts, ends or describes recordings of graphs that there are.
+Record = Callable[[pb.RecordingRequest], Awaitable[pb.RecordingResponse]]
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -60,6 +62,7 @@ class GraphServicer:
         bandits: BanditStore,
         catalog: TargetCatalog,
         observer: Observer,
+        record: Record,
         siblings: Siblings | None = None,
     ) -> None:
         self._observer = observer
@@ -67,6 +70,7 @@ class GraphServicer:
         self._graphs = graphs
         self._bandits = bandits
         self._catalog = catalog
+        self._record = record
         self._siblings = siblings
 
     def add_to(self, server: grpc.aio.Server) -> tuple[str]:
@@ -135,6 +139,14 @@ class GraphServicer:
         check_model(request.graph)
         found = self._graph(request.graph, str(request.version) if request.version else "")
         return await asyncio.to_thread(picture, serving_of(found).plan)
+
+    @_answering
+    async def Recording(self, request: pb.RecordingRequest, context: Context) -> pb.RecordingResponse:
+        """Start, end or describe; ``graph_service.proto`` lists the statuses."""
+        if request.graph or request.action == request.START:
+            check_model(request.graph)
+            self._graph(request.graph)
+        return await self._record(request)
 
     def _graph(self, name: str, version: str = "") -> GraphVersion:
         """Raises NotFoundError."""
