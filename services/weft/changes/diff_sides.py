@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING
 from weft.base.errors import InvalidArgumentError
 from weft.base.repository.layout import CONFIG_FILENAME, is_folder_name
 from weft.tools.lock import lock_text
-from weft.tools.offline import GRAPH_FILENAME, GRAPH_FOLDER, repository_of
+from weft.tools.offline import GRAPH_FILENAME, GRAPH_FOLDER, find_graph, repository_of
 from weft_protos import graph_service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ _TIMEOUT_S = 10.0
 def check_out(revision: str, graph: str, repository: Path | None, folder: Path) -> tuple[str, Path | None]:
     """Write a graph's repository as it was at a revision of Git into ``folder``.
 
-    ``graph`` is a path that ends in ``.pbtxt``, from here or from the top of the working tree; or a name. Returns graph
-    and repository in the folder. Raises InvalidArgumentError: there is no Git, no such revision, or nothing there.
+    ``graph`` is a path that ends in ``.pbtxt``, from here or from the top of the working tree; or a name. Returns its
+    file and repository there. Raises WeftError: there is no Git, no such revision, or nothing there.
     """
     top = Path(_git("no Git repository", Path(), "rev-parse", "--show-toplevel"))
     verified = ("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
@@ -43,7 +43,8 @@ def check_out(revision: str, graph: str, repository: Path | None, folder: Path) 
         except tarfile.TarError as error:
             raise InvalidArgumentError(f"'{revision}' cannot be written to files: {error}") from None
     at = [folder / place for place in places]
-    return str(at.pop(0)) if path is not None else graph, at[0] if at else None
+    file = at.pop(0) if path is not None else None
+    return str(file or find_graph(graph, at[0] if at else None).file), at[0] if at else None
 
 
 def _git(fault: str, folder: Path, *arguments: str, output: IO[bytes] | int = subprocess.PIPE) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from tests.case_files import Case, cases
+from tests.unit.changes.test_replay import repository as pipes  # noqa: F401
+from tests.unit.changes.test_replay import write
 from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget
 from tests.unit.router.test_feedback import graph
@@ -274,3 +276,24 @@ def test_the_page_shows_what_the_command_prints(run: Run, repository: Path) -> N
         f'weight: 80 model_name: "digits_mlp" {policy}',
     )
     assert (0, shown, "") == run(*command.split())
+
+
+def test_answers_that_change_are_told(
+    pipes: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With a recording both sides answer its requests, a revision of Git with the models that are here."""
+    monkeypatch.chdir(pipes)
+    recording = str(write(tmp_path / "a", range(20)))
+    committed()
+    (pipes / "graphs/pipe/1/graph.pbtxt").write_text((tmp_path / "odd.pbtxt").read_text())
+    base = ["diff", "HEAD:pipe", "pipe", "--repository", ".", "--recording", recording]
+    assert 1 == main([*base, "--exit-code", "answers"])
+    out = capsys.readouterr().out
+    assert "answers: 10 of 19 change\n" in out
+    assert re.search(r"output Y: 10 differ, for example r10: ", out)
+    assert re.search(r"p99 ms: [\d.]+ -> [\d.]+", out)
+    assert 0 == main([*base, "--exit-code", "answers", "--replay=--compare Y=ignore", "--json"])
+    assert 0 == json.loads(capsys.readouterr().out)["answers"]["different"]

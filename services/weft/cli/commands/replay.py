@@ -21,7 +21,7 @@ from weft.changes.report import Report
 from weft.cli.arguments import add_json_argument, pair
 from weft.mesh.registry import the_mesh
 from weft.tools.offline import find_graph, repository_of
-from weft.tools.top import scrape
+from weft.v2.client.frames import scrape
 from weft.v2.client.v2_client import V2Client
 from weft.v2.security.channel import channel_security
 
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     """Replay; returns the exit status. Raises WeftError: a target cannot be used."""
     logging.getLogger("weft").setLevel(logging.ERROR)  # of models in this process
     try:
-        report, notes = asyncio.run(_replay(options))
+        report, notes = asyncio.run(replayed(options))
     except (InvalidArgumentError, NotFoundError, OSError) as error:
         print(f"weft replay: {error}", file=sys.stderr)
         return 2
@@ -66,7 +66,8 @@ def run(options: argparse.Namespace) -> int:
     return 1 if report.num_different > options.max_differences else 0
 
 
-async def _replay(options: argparse.Namespace) -> tuple[Report, list[str]]:
+async def replayed(options: argparse.Namespace) -> tuple[Report, list[str]]:
+    """What a replay found, and notes. Raises as ``run`` catches."""
     recorded = read_records(options.files)
     rules = {} if options.other else dict.fromkeys(recorded.unknown, "ignore")
     comparison = Comparison(rules | dict(options.compare), options.rtol, options.atol)
