@@ -187,7 +187,7 @@ def test_what_was_learned_outlives_workers_and_the_group(tmp_path: Path, target:
 
 
 def test_all_workers_record(tmp_path: Path, target: str) -> None:
-    """One RPC at any of them starts and ends it at both: one file each, one answer with the sums; hashes have one key."""
+    """One RPC at any of them starts and ends it at both: one file each, sums in one answer, one key of hashes."""
 
     def record(client: Client, action: str, **more: Any) -> graph_pb.RecordingStatus:
         request = graph_pb.RecordingRequest(action=action, graph="named", **more)

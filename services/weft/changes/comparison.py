@@ -78,7 +78,7 @@ def compare_answers(before: Outcome, after: Outcome, comparison: Comparison = DE
             sides = [[_joined(side)] for side in sides]
         text = f"in {len(sides[0])} responses -> in {len(sides[1])}"
         if len(sides[0]) == len(sides[1]):
-            faults = (_fault(*pair, rule, comparison) for pair in zip(*sides, strict=True))
+            faults = (_fault(one, other, rule, comparison) for one, other in zip(*sides, strict=True))
             text = next(filter(None, faults), "")
         if text and rule != "ignore":
             found.append(Difference(f"output {name}", text))

@@ -33,8 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print how recordings stand and return 0; raises WeftError."""
-    request = pb.RecordingRequest(action="STOP" if options.stop else "STATUS", graph=options.graph)
-    if not (options.stop or options.status):
+    request = pb.RecordingRequest(
+        action=pb.RecordingRequest.STOP if options.stop else pb.RecordingRequest.STATUS, graph=options.graph
+    )
+    if options.stop:
+        request.action = request.STOP
+    elif not options.status:
         if not options.graph:
             raise InvalidArgumentError("name the graph to record, or give --status or --stop")
         request.action, request.percent = request.START, options.percent
