@@ -153,7 +153,7 @@ class RouterCore:
         servicer = GraphServicer(self._graphs, self._runtime.bandits, self._catalog, self.siblings)
         collectors = (
             RouterCollector(self._graphs, self._repository),
-            StepCollector(self._graphs.step_counters),
+            StepCollector(lambda: self._runtime.step_counters),
             AdmissionCollector(self._admission),
             TargetCollector(self._catalog),
             ReplicaCollector(self._catalog.replicated, self._catalog.budgets, self._catalog.servers),
@@ -218,7 +218,7 @@ class RouterCore:
         Without a name, unloaded graphs are left out.
         """
         if not name:
-            wanted = [graph.statistics for graph in self._graphs if graph.is_wanted]
+            wanted = [graph.statistics for graph in self._graphs if graph.is_counted]
             return wanted + self._catalog.counters()
         found = self._served(name, version).version
         counters = [graph.statistics for graph in self._graphs if graph.file.name == name] or self._catalog.counters()

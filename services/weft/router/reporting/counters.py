@@ -2,8 +2,8 @@
 
 import time
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -16,6 +16,8 @@ from weft.base.statistics import (
     LatencyHistogram,
     ModelStatistics,
 )
+
+MAX_KEPT = 1000
 
 
 def count_answer(
@@ -89,9 +91,13 @@ class StepCounters:
 
 
 class StepCounterTable:
-    """Counters of all steps in use; those of a graph continue when it is replaced."""
+    """Counters of all steps in use; those of a graph continue when it is replaced.
+
+    Those of graphs that were rolled back stay, the latest ``MAX_KEPT`` steps.
+    """
 
     def __init__(self) -> None:
+        self._kept: deque[StepCounters] = deque(maxlen=MAX_KEPT)
         self._counters: WeakValueDictionary[tuple[str, str, str], StepCounters] = WeakValueDictionary()
 
     def of(self, graph: str, version: str, path: str) -> StepCounters:
@@ -101,6 +107,10 @@ class StepCounterTable:
         if found is None:
             found = self._counters[key] = StepCounters(graph, version, path)
         return found
+
+    def keep(self, counters: Iterable[StepCounters]) -> None:
+        """Keep these when no graph has them any more."""
+        self._kept.extend(one for one in counters if one not in self._kept)
 
     def __iter__(self) -> Iterator[StepCounters]:
         """Every step in the order of loading."""

@@ -9,11 +9,13 @@ from weft.base.repository.layout import version_number
 from weft.base.statistics import ModelStatistics
 from weft.language.plan import GraphPlan
 from weft.language.syntax.file import GraphSource
-from weft.router.reporting.counters import StepCounters
 from weft.router.repository.files import VersionFile
 from weft.router.repository.serving import ServingGraph, why_degraded, why_not_ready
 from weft.router.targets.catalog import TargetCatalog
 from weft_protos.model_config_pb2 import ModelConfig
+
+#: Reason of a version that a rollback took out of service.
+ROLLED_BACK = "rolled back"
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +47,11 @@ class GraphVersion:
     def label(self) -> str:
         """Name and version, for messages."""
         return f"graph '{self.file.name}' version {self.file.version}"
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its statistics are told without its name: it is in service, or was until it was rolled back."""
+        return self.is_wanted or self.reason == ROLLED_BACK
 
     def put(self, serving: ServingGraph) -> None:
         """Put a graph into service."""
@@ -162,12 +169,6 @@ class GraphTable:
         degraded = f"degraded: {reason}" if not fault and (reason := self.why_degraded(entry)) else ""
         reasons = "\n".join(filter(None, (fault, degraded, pending)))
         return IndexEntry(name, version, "UNAVAILABLE" if fault else "READY", reasons)
-
-    def step_counters(self) -> Iterator[StepCounters]:
-        """Counters of every step in service."""
-        for entry in self:
-            if (serving := entry.serving) is not None:  # read once: this is the metrics thread
-                yield from serving.step_counters
 
     def choose_defaults(self, names: Iterable[str] | None = None) -> None:
         """Choose the default version, the highest ready one, of all graphs or of ``names``.
