@@ -12,6 +12,7 @@ from weft.base.limits import divided, share
 from weft.router.admission.concurrency_limit import InflightLimit
 from weft.router.bandits.store import BanditStore
 from weft.router.reporting.counters import StepCounterTable
+from weft.router.rollouts.store import RolloutStore
 from weft.router.target import RetryBudget, Target
 
 #: Copies of all graphs together; each holds the tensors that it is made of.
@@ -72,6 +73,7 @@ class Runtime:
     is_pinning_allowed: bool = False
     step_counters: StepCounterTable = field(default_factory=StepCounterTable)
     bandits: BanditStore = field(default_factory=BanditStore)
+    rollouts: RolloutStore = field(default_factory=RolloutStore)
     num_workers: int = 1
 
     def inflight_limit(self, subject: str, limit: int) -> InflightLimit:
