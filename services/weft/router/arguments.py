@@ -87,6 +87,14 @@ def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -
         "nowhere; they forget at a stop)",
     )
     parser.add_argument(
+        "--rollouts",
+        default="",
+        metavar="WHERE",
+        help="where rollouts are kept, for all routers that serve the same graphs: a folder, lease:NAMESPACE/NAME of "
+        "Kubernetes, or off: nowhere (default: .weft/rollouts in the repository, if it can be written, else in "
+        "--state-dir)",
+    )
+    parser.add_argument(
         "--allow-route-header",
         action="store_true",
         help="let clients choose the steps of splitters with the header x-graph-route",
@@ -129,6 +137,8 @@ def given(options: argparse.Namespace, *, unless: Collection[str] = ()) -> Itera
     yield from (f"--target-policy={name}={policy.text}" for name, policy in options.target_policy)
     if options.state_dir is not None:
         yield f"--state-dir={options.state_dir}"
+    if options.rollouts:
+        yield f"--rollouts={options.rollouts}"
     if options.allow_route_header:
         yield "--allow-route-header"
 

@@ -5,10 +5,14 @@ from functools import wraps
 from typing import TypeVar, cast
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.base.security.access import check_model
+from weft.base.security.access import allows, caller_name, check_model
 from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm, bandit_choices
 from weft.router.repository.config import signatures_of
 from weft.router.repository.table import GraphTable, GraphVersion
+from weft.router.rollouts.counts import ArmCounts
+from weft.router.rollouts.machine import examine, share_now
+from weft.router.rollouts.owner import KnownRollout, RolloutMember
+from weft.router.rollouts.store import Rollout
 from weft.router.serving import serving_of
 from weft.router.targets.catalog import TargetCatalog
 from weft.v2.protocol.services import add_service, method_handlers
@@ -52,12 +56,20 @@ class GraphServicer:
     """
 
     def __init__(
-        self, graphs: GraphTable, bandits: BanditStore, catalog: TargetCatalog, siblings: Siblings | None = None
+        self,
+        graphs: GraphTable,
+        bandits: BanditStore,
+        catalog: TargetCatalog,
+        rollouts: RolloutMember,
+        set_weights: Callable[[pb.SetWeightsRequest], Awaitable[pb.SetWeightsResponse]],
+        siblings: Siblings | None = None,
     ) -> None:
         self.edge = CallBoundary("weft.router")
         self._graphs = graphs
         self._bandits = bandits
         self._catalog = catalog
+        self._rollouts = rollouts
+        self._set_weights = set_weights
         self._siblings = siblings
 
     def add_to(self, server: grpc.aio.Server) -> tuple[str]:
@@ -115,6 +127,40 @@ class GraphServicer:
             ]
         )
 
+    @_answering
+    async def Rollout(self, request: pb.RolloutRequest, context: Context) -> pb.RolloutResponse:
+        """Tell how rollouts stand, or change one."""
+        rollouts = self._rollouts_of(request)
+        if request.action != pb.RolloutRequest.STATUS:
+            if len(rollouts) != 1:
+                nodes = ", ".join(one.name for one in rollouts)
+                raise InvalidArgumentError(f"graph '{request.graph}' has rollouts of nodes {nodes}; give one 'node'")
+            action = pb.RolloutRequest.Action.Name(request.action)
+            await self._rollouts.act(rollouts[0], action, caller_name())
+        return pb.RolloutResponse(rollout=map(_rollout_message, await self._rollouts.status(rollouts)))
+
+    @_answering
+    async def SetWeights(self, request: pb.SetWeightsRequest, context: Context) -> pb.SetWeightsResponse:
+        """Change the weights of a splitter."""
+        check_model(request.graph)
+        return await self._set_weights(request)
+
+    def _rollouts_of(self, request: pb.RolloutRequest) -> list[Rollout]:
+        """Those that are meant. Raises NotFoundError or InvalidArgumentError."""
+        if request.action not in pb.RolloutRequest.Action.values():
+            raise InvalidArgumentError(f"no action of a rollout has the number {request.action}")
+        if not request.graph:
+            if request.action != pb.RolloutRequest.STATUS:
+                raise InvalidArgumentError("'graph' is missing; without it only STATUS is told")
+            return [one for name in self._graphs.graphs if allows(name) for one in self._graphs.rollouts(name)]
+        check_model(request.graph)
+        found = self._graphs.rollouts(request.graph)
+        rollouts = [one for one in found if request.node in ("", one.name, one.node)]
+        if not rollouts:
+            at = f" at node '{request.node[:_MAX_SHOWN_CHARS]}'" if request.node else ""
+            raise NotFoundError(f"graph '{request.graph}' has no rollout{at}; 'rollout' of a splitter makes one")
+        return rollouts
+
     def _graph(self, name: str, version: str = "") -> GraphVersion:
         """Raises NotFoundError."""
         found = self._graphs.find(name, version)
@@ -153,4 +199,38 @@ def _arm_message(known: KnownArm) -> pb.Arm:
         num_pulls=arm.num_pulls,
         num_rewards=arm.num_rewards,
         reward_sum=arm.reward_sum,
+    )
+
+
+def _rollout_message(known: KnownRollout) -> pb.RolloutStatus:
+    rollout, state = known.rollout, known.rollout.state
+    return pb.RolloutStatus(
+        graph=rollout.graph,
+        node=rollout.name,
+        candidate=rollout.plan.candidate,
+        phase=pb.RolloutStatus.Phase.Value(state.phase),
+        percent=100 * share_now(rollout.plan, state),
+        step=state.step,
+        num_steps=len(rollout.plan.shares),
+        revision=state.revision,
+        changed_unix_ns=state.changed_unix_ns,
+        verdict=known.verdict,
+        candidate_arm=_side_message(known.counts[0]),
+        baseline_arm=_side_message(known.counts[1]),
+        guard=[pb.GuardStatus(**one._asdict()) for one in examine(rollout.plan, state, *known.counts)],
+        owner=known.owner,
+        history=state.history,
+    )
+
+
+def _side_message(counts: ArmCounts) -> pb.RolloutArm:
+    return pb.RolloutArm(
+        num_requests=counts.num_requests,
+        num_errors=counts.num_errors,
+        p50_ms=counts.quantile_ms(0.5),
+        p99_ms=counts.quantile_ms(0.99),
+        num_scores=counts.num_scores,
+        score_mean=counts.score_sum / max(counts.num_scores, 1),
+        num_compared=counts.num_compared,
+        num_agreed=counts.num_agreed,
     )

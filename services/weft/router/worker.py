@@ -28,6 +28,7 @@ from weft_protos import grpc_service_pb2 as pb
 GREATEST = (
     CERTIFICATE_EXPIRY,
     *("weft_graph_degraded", "weft_graph_load_failed", "weft_endpoint_state", "weft_target_serving_replicas"),
+    *("weft_rollout_percent", "weft_rollout_step", "weft_rollout_phase"),
     *("weft_graph_load_failures", "weft_bandit_pulls", "weft_bandit_rewards", "weft_bandit_reward_sum"),
 )
 
@@ -59,6 +60,7 @@ class WorkerCore(RouterCore):
                 "snapshot": self._snapshot,
                 "load": self._load_here,
                 "unload": self._unload_here,
+                "weights": self._weights_here,
                 "feedback": self._feedback_here,
                 "statistics": self._statistics_here,
                 "refresh": self._refresh_here,
@@ -119,6 +121,16 @@ class WorkerCore(RouterCore):
     async def _unload_graph(self, name: str, *, unload_dependents: bool) -> None:
         """Unload a graph at every worker. Raises as ``_load_graph``."""
         self._check(await self._link.change("unload", json.dumps([name, unload_dependents]).encode()))
+
+    @override
+    async def _change_weights(self, request: graph_pb.SetWeightsRequest) -> None:
+        """Change them at every worker. Raises as ``_load_graph``."""
+        self._check(await self._link.change("weights", request.SerializeToString()))
+
+    async def _weights_here(self, body: bytes) -> bytes:
+        await self._has_started.wait()
+        await super()._change_weights(graph_pb.SetWeightsRequest.FromString(body))
+        return b""
 
     async def _load_at_start(self) -> None:
         if self._state is None:

@@ -14,6 +14,8 @@ class Rollout:
     Attributes:
         node: Path of the splitter; ``name`` is its name.
         state: As last followed.
+        key: Of this definition, in the shared state.
+        news: The verdict of a change that no span has told yet; else "".
         weights: Of the splitter's steps now; another object after each change.
         candidate, baseline: What this router has counted since it registered the rollout.
     """
@@ -25,10 +27,17 @@ class Rollout:
         self.plan = plan
         self.candidate = ArmCounts()
         self.baseline = ArmCounts()
-        self.follow(begin(plan, 0))
+        self.key = f"{graph}/{node}@{plan.digest}"
+        self.news = ""
+        self.state = begin(plan, 0)
+        self.weights = weights_now(plan, self.state)
 
     def follow(self, state: RolloutState) -> None:
-        """Take over a state, of this definition; the next request is split by it."""
+        """Take over a state, of this definition, unless it is older; the next request is split by it."""
+        if state.revision < self.state.revision:
+            return
+        if (state.phase, state.step) != (self.state.phase, self.state.step):
+            self.news = f"{state.phase}: {state.verdict}"
         self.state = state
         self.weights = weights_now(self.plan, state)
 
@@ -38,9 +47,14 @@ class Rollout:
 
 
 class RolloutStore:
-    """Owns the rollouts by graph, path of the splitter and digest; each lives as long as a loaded graph has it."""
+    """Owns the rollouts by graph, path of the splitter and digest; each lives as long as a loaded graph has it.
+
+    Attributes:
+        states: As last shared, by ``Rollout.key``: where a rollout goes on that is registered.
+    """
 
     def __init__(self) -> None:
+        self.states: dict[str, RolloutState] = {}
         self._rollouts: WeakValueDictionary[tuple[str, str, str], Rollout] = WeakValueDictionary()
 
     def register(self, graph: str, node: str, plan: RolloutPlan) -> Rollout:
@@ -49,6 +63,8 @@ class RolloutStore:
         found = self._rollouts.get(key)
         if found is None:
             found = self._rollouts[key] = Rollout(graph, node, plan)
+            if (state := self.states.get(found.key)) is not None:
+                found.follow(state)
         return found
 
     def __iter__(self) -> Iterator[Rollout]:
