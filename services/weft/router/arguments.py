@@ -1,6 +1,7 @@
 """Router arguments that ``weft up`` takes as well; imports nothing heavy."""
 
 import argparse
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ GROUP = (
     "poll and explicit are for models too, all of which are loaded first, but of a repository of Triton Inference "
     "Server those that --load-model names; the rest is for graphs alone",
 )
+
+#: Of ``--rollouts``: namespace, name, and address of the API server in place of the cluster's own.
+LEASE = re.compile(r"lease:([a-z0-9-]+)/([a-z0-9-]+)(?:@(https?://.+))?")
 
 
 def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
@@ -120,6 +124,8 @@ def usage_fault(options: argparse.Namespace) -> str:
         return f"--target-policy: each name may be given once, got {', '.join(policies)}"
     if options.state_dir is not None and options.state_dir.exists() and not options.state_dir.is_dir():
         return f"--state-dir {options.state_dir} is no folder"
+    if options.rollouts.startswith("lease:") and not LEASE.fullmatch(options.rollouts):
+        return f"--rollouts {options.rollouts} is not lease:NAMESPACE/NAME, names of lower-case letters, digits, '-'"
     return ""
 
 

@@ -12,7 +12,6 @@ from weft.router.repository.table import GraphTable, GraphVersion
 from weft.router.rollouts.counts import ArmCounts
 from weft.router.rollouts.machine import examine, share_now
 from weft.router.rollouts.owner import KnownRollout, RolloutMember
-from weft.router.rollouts.store import Rollout
 from weft.router.serving import serving_of
 from weft.router.targets.catalog import TargetCatalog
 from weft.v2.protocol.services import add_service, method_handlers
@@ -131,13 +130,12 @@ class GraphServicer:
     async def Rollout(self, request: pb.RolloutRequest, context: Context) -> pb.RolloutResponse:
         """Tell how rollouts stand, or change one."""
         rollouts = self._rollouts_of(request)
-        if request.action != pb.RolloutRequest.STATUS:
-            if len(rollouts) != 1:
-                nodes = ", ".join(one.name for one in rollouts)
-                raise InvalidArgumentError(f"graph '{request.graph}' has rollouts of nodes {nodes}; give one 'node'")
-            action = pb.RolloutRequest.Action.Name(request.action)
-            await self._rollouts.act(rollouts[0], action, caller_name())
-        return pb.RolloutResponse(rollout=map(_rollout_message, await self._rollouts.status(rollouts)))
+        action = pb.RolloutRequest.Action.Name(request.action) if request.action else ""
+        if action and len(rollouts) != 1:
+            nodes = ", ".join(one.name for one in rollouts)
+            raise InvalidArgumentError(f"graph '{request.graph}' has rollouts of nodes {nodes}; give one 'node'")
+        known = await self._rollouts.look(*rollouts, action=action, who=caller_name())
+        return pb.RolloutResponse(rollout=map(_rollout_message, known))
 
     @_answering
     async def SetWeights(self, request: pb.SetWeightsRequest, context: Context) -> pb.SetWeightsResponse:

@@ -7,14 +7,16 @@ import math
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.argument_types import add, positive
 from weft.cli.arguments import add_json_argument, add_router_arguments, pair
-
-if TYPE_CHECKING:
-    from weft_protos import graph_service_pb2 as pb
+from weft.v2.client.v2_client import V2Client
+from weft.v2.security.channel import channel_security
+from weft_protos import graph_service_pb2 as pb
 
 _ACTIONS = ("status", "pause", "resume", "promote", "abort", "weights")
 _TIMEOUT_S = 30.0
@@ -27,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Show how rollouts stand, hold or move one, or set the weights of a splitter without one until a rollback or "
         "the next load."
     )
-    parser.epilog = "examples: weft rollout status triage; weft rollout weights triage root new=5 old=95 --reason canary"
+    parser.epilog = "examples: weft rollout status triage; weft rollout weights triage root new=5 old=95"
     parser.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
     option("graph GRAPH", "may be left out with status", nargs="?", default="")
     option("node NODE", "name of the splitter, if the graph has several rollouts", nargs="?", default="")
@@ -59,17 +61,13 @@ def run(options: argparse.Namespace) -> int:
         time.sleep(options.watch)
 
 
-async def _rollouts(options: argparse.Namespace) -> Sequence["pb.RolloutStatus"]:
-    from weft_protos import graph_service_pb2 as pb
-
+async def _rollouts(options: argparse.Namespace) -> Sequence[pb.RolloutStatus]:
     action = pb.RolloutRequest.Action.Value(options.action.upper())
     request = pb.RolloutRequest(action=action, graph=options.graph, node=options.node)
     return (await _ask(options, "Rollout", request)).rollout
 
 
 async def _set_weights(options: argparse.Namespace) -> tuple[dict[str, float], int]:
-    from weft_protos import graph_service_pb2 as pb
-
     try:
         weights = {name: float(weight) for name, weight in options.weight}
     except ValueError as error:
@@ -83,20 +81,15 @@ async def _set_weights(options: argparse.Namespace) -> tuple[dict[str, float], i
 
 
 async def _ask(options: argparse.Namespace, method: str, request: Any) -> Any:
-    from weft.v2.client.v2_client import V2Client
-    from weft.v2.security.channel import channel_security
-
     async with V2Client(options.url, security=channel_security(options)) as router:
         return await router.graph_service(method, request, timeout_s=_TIMEOUT_S)
 
 
-def _facts(one: "pb.RolloutStatus") -> dict[str, Any]:
-    from google.protobuf.json_format import MessageToDict
-
+def _facts(one: pb.RolloutStatus) -> dict[str, Any]:
     return MessageToDict(one, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
-def _text(one: "pb.RolloutStatus") -> str:
+def _text(one: pb.RolloutStatus) -> str:
     share = "a share that its bandit sets" if math.isnan(one.percent) else f"{one.percent:g} %"
     steps = f", step {one.step + 1} of {one.num_steps}" if one.num_steps else ""
     phase = type(one).Phase.Name(one.phase)
@@ -110,8 +103,7 @@ def _text(one: "pb.RolloutStatus") -> str:
             f"p99 {arm.p99_ms:.1f} ms"
         )
     for guard in one.guard:
-        state = "BROKEN" if guard.is_broken else "kept"
-        lines.append(
-            f"  {guard.limit} {guard.allowed:g}: {guard.measured:.4g} in [{guard.lower:.4g}, {guard.upper:.4g}], {state}"
-        )
+        bounds = "" if math.isnan(guard.lower) else f", between {guard.lower:.4g} and {guard.upper:.4g}"
+        broken = " BROKEN" * guard.is_broken
+        lines.append(f"  {guard.limit} {guard.allowed:g}: {guard.measured:.4g} measured{bounds}{broken}")
     return "\n".join([*lines, f"  decided by {one.owner}" if one.owner else "  nobody decides now"])

@@ -6,26 +6,25 @@ import os
 import re
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from weft.base.errors import InvalidArgumentError, UnavailableError
+from weft.base.errors import UnavailableError
 from weft.base.observing.logs import get_logger
-from weft.language.rollouts import GuardPlan, RolloutPlan
+from weft.router.arguments import LEASE
 from weft.router.rollouts.counts import ArmCounts
 from weft.router.rollouts.folder import FolderState
 from weft.router.rollouts.lease import KubernetesApi, LeaseState
 from weft.router.rollouts.machine import PAUSED, PROMOTED, RUNNING, RolloutState, advance, apply
-from weft.router.rollouts.shared import Document, Json, SharedState
+from weft.router.rollouts.shared import Document, Json, SharedState, plan_of
 from weft.router.rollouts.store import Rollout, RolloutStore
 
 #: Rollouts that are remembered when no graph has them any more, by a router and in the shared state.
 MAX_KEPT = 100
-_LEASE = re.compile(r"lease:([a-z0-9-]+)/([a-z0-9-]+)(?:@(https?://.+))?")
-_OPEN = (RUNNING, PAUSED)
 
 _log = get_logger("weft.router.rollouts")
 
@@ -46,19 +45,12 @@ def place_of(where: str, repository: Path, state_dir: Path | None) -> str:
 
 
 def shared_state(place: str) -> SharedState:
-    """What a folder, ``lease:NAMESPACE/NAME[@URL]``, or "off", a temporary folder of this process, has.
-
-    Raises InvalidArgumentError.
-    """
+    """What a folder, ``LEASE``, or "off", a temporary folder of this process, has."""
     host = re.sub("[^a-z0-9-]", "-", socket.gethostname().lower())[:40].strip("-") or "router"
     member = f"{host}-{uuid4().hex[:8]}"
-    if not place.startswith("lease:"):
-        return FolderState(None if place == "off" else Path(place), member)
-    if (found := _LEASE.fullmatch(place)) is None:
-        raise InvalidArgumentError(
-            f"--rollouts '{place}' is not of the form lease:NAMESPACE/NAME, names of lower-case letters, digits, '-'"
-        )
-    return LeaseState(KubernetesApi(found[3] or ""), found[1], found[2], member)
+    if found := LEASE.fullmatch(place):
+        return LeaseState(KubernetesApi(found[3] or ""), found[1], found[2], member)
+    return FolderState(None if place == "off" else Path(place), member)
 
 
 class KnownRollout(NamedTuple):
@@ -85,7 +77,7 @@ class RolloutMember:
         self._store, self._shared, self._clock_ns = store, shared, clock_ns
         self._lock = asyncio.Lock()
         self._known: dict[str, Rollout] = {}  # referenced, so that a reload continues their counts
-        self._told: Json = {}
+        self._decided: set[str] = set()  # of the last edit
         self._failure = ""
         self._following: asyncio.Task[None] | None = None
 
@@ -96,7 +88,7 @@ class RolloutMember:
 
     async def start(self) -> None:
         """Read the shared state, before graphs load, and follow it from now on."""
-        await self._try(self._read)
+        await self._try_to_look()
         self._following = asyncio.create_task(self._follow())
 
     async def close(self) -> None:
@@ -105,42 +97,28 @@ class RolloutMember:
             self._following.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._following
-        await self._try(self.look)
+        await self._try_to_look()
         await asyncio.to_thread(self._shared.close)
 
-    async def look(self) -> None:
-        """Tell, decide if this member is the owner, and follow. Raises OSError."""
+    async def look(self, *rollouts: Rollout, action: str = "", who: str = "") -> list[KnownRollout]:
+        """Tell counts, decide if this member is the owner, follow; or do an action of a client, as ``apply`` does.
+
+        Returns how ``rollouts`` stand; an action is for the first. Raises InvalidArgumentError or UnavailableError.
+        """
         async with self._lock:
-            own = self._own()
-            self._take(await asyncio.to_thread(self._exchange, own))
-
-    async def act(self, rollout: Rollout, action: str, who: str) -> None:
-        """Do what a client says, as ``apply`` does. Raises InvalidArgumentError or UnavailableError."""
-        async with self._lock, _told_as_unavailable():
-            own = self._own(rollout)
-
-            def act() -> Document:
-                self._exchange(own)
-                counts = self._shared.counts()
-                return self._shared.change(lambda document: edit(document.rollouts[rollout.key], counts))
-
-            def edit(entry: Json, counts: Mapping[str, Json]) -> bool:
-                state, arms = RolloutState.from_json(entry["state"]), _sums(rollout.key, entry, counts)
-                _put(entry, apply(action, rollout.plan, state, *arms, self._clock_ns(), who), arms)
-                return True
-
-            self._take(await asyncio.to_thread(act))
-        _report(rollout.graph, rollout.node, rollout.plan.candidate, rollout.state)
-
-    async def status(self, rollouts: Sequence[Rollout]) -> list[KnownRollout]:
-        """These over the whole group. Raises UnavailableError."""
-        async with self._lock, _told_as_unavailable():
-            document = await asyncio.to_thread(self._exchange, self._own(*rollouts))
-            counts = await asyncio.to_thread(self._shared.counts) if rollouts else {}
+            self._known |= {one.key: one for one in (*self._store, *rollouts)}
+            for key in list(self._known)[:-MAX_KEPT]:
+                del self._known[key]
+            own = {key: _entry(one) for key, one in self._known.items()}
+            edit = partial(self._edit, own, rollouts[0].key if action else "", action, who)
+            try:
+                document = await asyncio.to_thread(self._shared.change, edit)
+            except OSError as error:
+                raise UnavailableError(f"the shared state of rollouts fails, try again: {error}") from error
             self._take(document)
         found = []
         for one in rollouts:
-            arms = _sums(one.key, document.rollouts[one.key], counts)
+            arms = _sums(one.key, document)
             after = advance(one.plan, one.state, *arms, self._clock_ns())
             verdict = (one.state if after.revision > one.state.revision else after).verdict
             found.append(KnownRollout(one, arms, verdict, document.owner))
@@ -149,130 +127,77 @@ class RolloutMember:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(self._shared.period_s)
-            await self._try(self.look)
+            await self._try_to_look()
 
-    async def _try(self, work: Callable[[], Awaitable[None]]) -> None:
-        """A failure is logged once, and the work is done again at the next look."""
+    async def _try_to_look(self) -> None:
+        """Log a failure once; the next look tries again."""
         try:
-            await work()
+            await self.look()
             self._failure = ""
         except Exception as error:
             if self._failure != str(error):
                 self._failure = str(error)
-                fault = None if isinstance(error, OSError) else error
-                _log.error("rollouts stay as they are, their shared state fails: %s", error, exc_info=fault)
+                fault = None if isinstance(error, UnavailableError) else error
+                _log.error("rollouts stay as they are: %s", error, exc_info=fault)
 
-    async def _read(self) -> None:
-        self._take(await asyncio.to_thread(self._shared.read))
-
-    def _own(self, *more: Rollout) -> dict[str, Json]:
-        """What this member knows of ``more`` and of the rollouts that are not over."""
-        self._known |= {one.key: one for one in self._store}
-        for key in list(self._known)[:-MAX_KEPT]:
-            del self._known[key]
-        return {
-            one.key: {
-                "graph": one.graph,
-                "node": one.node,
-                "plan": asdict(one.plan),
-                "state": one.state.to_json(),
-                "counts": [one.candidate.to_json(), one.baseline.to_json()],
-            }
-            for one in (*self._known.values(), *more)
-            if one.state.phase in _OPEN or one in more
-        }
+    def _edit(self, own: Mapping[str, Json], key: str, action: str, who: str, document: Document) -> bool:
+        """Put what this member knows into the document, then act or decide; runs on a thread, maybe again."""
+        before, now = document.text, self._clock_ns()
+        self._decided = set()
+        rollouts = document.rollouts
+        for name, entry in own.items():
+            if name not in rollouts or rollouts[name]["state"]["revision"] < entry["state"]["revision"]:
+                rollouts[name] = {**entry, "counts": []}  # it is new, or the document was lost
+                rollouts[name]["state"]["changed_unix_ns"] = entry["state"]["changed_unix_ns"] or now
+        document.counts[self._shared.member] = {name: entry["counts"] for name, entry in own.items()}
+        for name, entry in rollouts.items():
+            if name == key:
+                do = partial(apply, action, who=who)
+            elif _is_open(entry) and document.owner == self._shared.member:
+                do = advance
+            else:
+                continue
+            state, arms = RolloutState.from_json(entry["state"]), _sums(name, document)
+            after = do(plan_of(entry), state, *arms, now)
+            if after.revision != state.revision:
+                entry |= {"state": after.to_json(), "counts": [arm.to_json() for arm in arms]}
+                self._decided.add(name)
+        by_age = sorted(rollouts, key=lambda name: rollouts[name]["state"]["changed_unix_ns"])
+        for name in by_age[:-MAX_KEPT]:
+            del rollouts[name]
+        for member, told in list(document.counts.items()):
+            document.counts[member] = {name: one for name, one in told.items() if _is_open(rollouts.get(name))}
+            if not document.counts[member]:
+                del document.counts[member]
+        return document.text != before
 
     def _take(self, document: Document) -> None:
-        self._store.states = {key: RolloutState.from_json(entry["state"]) for key, entry in document.rollouts.items()}
-        for key, state in self._store.states.items():
+        for key, entry in document.rollouts.items():
+            state = self._store.states[key] = RolloutState.from_json(entry["state"])
             if key in self._known:
                 self._known[key].follow(state)
-
-    def _exchange(self, own: Mapping[str, Json]) -> Document:
-        """Tell the counts of own rollouts, all of which are in the document that is returned; runs on a thread."""
-        document = self._shared.read()
-        if not own and not any(map(_is_open, document.rollouts.values())):
-            return document
-        owner = self._shared.own()
-        if any(_is_behind(document, key, entry) for key, entry in own.items()):
-            document = self._shared.change(lambda found: _add(found, own, self._clock_ns()))
-        counts = {key: entry["counts"] for key, entry in own.items()}
-        if counts != self._told:
-            self._shared.tell(counts)
-            self._told = counts
-        if owner == self._shared.member:
-            document = self._decide()
-        document.owner = owner
-        return document
-
-    def _decide(self) -> Document:
-        counts = self._shared.counts()
-        changed: list[Json] = []
-
-        def edit(document: Document) -> bool:
-            changed.clear()
-            if document.owner == self._shared.member:
-                for key, entry in document.rollouts.items():
-                    state, arms = RolloutState.from_json(entry["state"]), _sums(key, entry, counts)
-                    after = advance(_plan(entry["plan"]), state, *arms, self._clock_ns()) if _is_open(entry) else state
-                    if after.revision != state.revision:
-                        _put(entry, after, arms)
-                        changed.append(entry)
-            return bool(changed)
-
-        document = self._shared.change(edit)
-        for entry in changed:
-            state = RolloutState.from_json(entry["state"])
-            _report(entry["graph"], entry["node"], entry["plan"]["candidate"], state)
-        needed = {key for key, entry in document.rollouts.items() if _is_open(entry)}
-        self._shared.drop(member for member, told in counts.items() if not needed & told.keys())
-        return document
+            if key in self._decided:
+                log = _log.info if state.phase in (RUNNING, PROMOTED) else _log.warning
+                names = (entry["plan"]["candidate"], entry["graph"], entry["node"], state.revision, state.phase)
+                log("rollout of '%s' in graph '%s', node '%s', revision %d, %s: %s", *names, state.verdict)
 
 
-@contextlib.asynccontextmanager
-async def _told_as_unavailable():
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError(f"the shared state of rollouts fails, try again: {error}") from error
-
-
-def _report(graph: str, node: str, candidate: str, state: RolloutState) -> None:
-    log = _log.info if state.phase in (RUNNING, PROMOTED) else _log.warning
-    text = "rollout of '%s' in graph '%s', node '%s', revision %d: %s: %s"
-    log(text, candidate, graph, node, state.revision, state.phase, state.verdict)
-
-
-def _plan(content: Json) -> RolloutPlan:
-    sequences = {name: tuple(content[name]) for name in ("weights", "shares")}
-    return RolloutPlan(**{**content, **sequences, "guard": GuardPlan(**content["guard"])})
+def _entry(one: Rollout) -> Json:
+    return {
+        "graph": one.graph,
+        "node": one.node,
+        "plan": asdict(one.plan),
+        "state": one.state.to_json(),
+        "counts": [one.candidate.to_json(), one.baseline.to_json()],
+    }
 
 
 def _is_open(entry: Json) -> bool:
-    return entry["state"]["phase"] in _OPEN
+    return entry is not None and entry["state"]["phase"] in (RUNNING, PAUSED)
 
 
-def _is_behind(document: Document, key: str, own: Json) -> bool:
-    """Whether the document lacks what this member knows, as after damage."""
-    found = document.rollouts.get(key)
-    return found is None or found["state"]["revision"] < own["state"]["revision"]
-
-
-def _add(document: Document, own: Mapping[str, Json], now_unix_ns: int) -> bool:
-    news = {key: {**entry, "counts": []} for key, entry in own.items() if _is_behind(document, key, entry)}
-    for entry in news.values():
-        entry["state"]["changed_unix_ns"] = entry["state"]["changed_unix_ns"] or now_unix_ns
-    document.rollouts |= news
-    for key in sorted(document.rollouts, key=lambda key: document.rollouts[key]["state"]["changed_unix_ns"])[:-MAX_KEPT]:
-        del document.rollouts[key]
-    return bool(news)
-
-
-def _put(entry: Json, state: RolloutState, arms: Sequence[ArmCounts]) -> None:
-    entry |= {"state": state.to_json(), "counts": [arm.to_json() for arm in arms]}
-
-
-def _sums(key: str, entry: Json, counts: Mapping[str, Json]) -> list[ArmCounts]:
+def _sums(key: str, document: Document) -> list[ArmCounts]:
     """Counts of both sides over all members; of a rollout that is over, those that it ended with."""
-    told = [one[key] for one in counts.values() if key in one] if _is_open(entry) else [entry["counts"]]
+    entry = document.rollouts[key]
+    told = [one[key] for one in document.counts.values() if key in one] if _is_open(entry) else [entry["counts"]]
     return [sum((ArmCounts.from_json(arms[side]) for arms in told if arms), ArmCounts()) for side in (0, 1)]

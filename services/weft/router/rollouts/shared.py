@@ -1,14 +1,15 @@
-"""What the routers of one group share about rollouts: a document, its owner, and the counts of each member."""
+"""What the routers of a group share about rollouts."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-#: Of the document; one of another format is kept aside, and rollouts begin anew.
-FORMAT = 1
+from weft.language.rollouts import RolloutPlan
+from weft.router.rollouts.machine import RolloutState
 
 Json = Any
+_FORMAT = 1
 
 
 @dataclass(slots=True)
@@ -16,58 +17,59 @@ class Document:
     """The shared state.
 
     Attributes:
-        rollouts: By ``Rollout.key``.
+        rollouts: By ``Rollout.key``: graph, node, plan, state, and the counts of both sides at the last decision.
+        counts: Of rollouts that are not over, by member, then key; they stay when the member ends.
         owner: Name of the member that decides; "" if none does.
     """
 
-    rollouts: dict[str, dict[str, Json]] = field(default_factory=dict)
+    rollouts: dict[str, Json] = field(default_factory=dict)
+    counts: dict[str, Json] = field(default_factory=dict)
     owner: str = ""
 
     @property
     def text(self) -> str:
-        """As it is kept; the owner is kept elsewhere."""
-        return json.dumps({"format": FORMAT, "rollouts": self.rollouts})
+        """As it is kept, without the owner."""
+        return json.dumps({"format": _FORMAT, "rollouts": self.rollouts, "counts": self.counts})
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> "Document":
+        """Read ``text``. Raises ValueError: it is damaged, or of another format."""
+        try:
+            content = json.loads(text)
+            if content["format"] != _FORMAT:
+                raise ValueError(f"its format is {content['format']!r}, not {_FORMAT}")
+            found = cls(content["rollouts"], content["counts"])
+            for entry in found.rollouts.values():
+                RolloutState.from_json(entry["state"])
+                plan_of(entry)
+                entry["graph"], entry["node"], entry["counts"]
+        except (AttributeError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"it is not what a router writes: {error!r}") from error
+        return found
 
 
-def parsed(text: str | bytes) -> dict[str, dict[str, Json]]:
-    """The rollouts of a document. Raises ValueError if it is damaged or of another format."""
-    content = json.loads(text)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"it has no 'format': {FORMAT}")
-    rollouts = content.get("rollouts")
-    if not isinstance(rollouts, dict) or not all(isinstance(entry, dict) for entry in rollouts.values()):
-        raise ValueError("'rollouts' is no object of objects")
-    return rollouts
+def plan_of(entry: Json) -> RolloutPlan:
+    """The plan in an entry of ``rollouts``."""
+    sequences = {name: tuple(entry["plan"][name]) for name in ("weights", "shares")}
+    return RolloutPlan(**{**entry["plan"], **sequences})
 
 
 class SharedState(Protocol):
-    """Where the members keep it. Every method may block for I/O, so a thread calls it; each raises OSError.
+    """Where a group keeps it. The methods block, so a thread calls them, and raise OSError.
 
     Attributes:
-        member: Name of this process among the members.
-        period_s: How often members look, in seconds.
+        member: Name of this process in the group.
+        period_s: How often it looks, in seconds.
     """
 
     member: str
     period_s: float
 
-    def own(self) -> str:
-        """Become or remain the owner if no other member is; return the owner's name."""
-
-    def read(self) -> Document:
-        """The document; empty if there is none, or it is damaged."""
-
     def change(self, edit: Callable[[Document], bool]) -> Document:
-        """Apply ``edit``, and keep the result if it returns True; it may run again on a newer document."""
+        """Let ``edit`` change the document, and keep it if that returns True; a newer one may have it run again.
 
-    def tell(self, counts: Json) -> None:
-        """Replace the counts of this member; they stay when it ends."""
-
-    def counts(self) -> Mapping[str, Json]:
-        """The counts of all members, living or not."""
-
-    def drop(self, members: Iterable[str]) -> None:
-        """Remove the counts of members."""
+        This member becomes the owner if there is none.
+        """
 
     def close(self) -> None:
         """Give ownership up."""
