@@ -170,7 +170,7 @@ class RouterCore:
         collectors = (
             RolloutCollector(self._rollouts),
             RouterCollector(self._graphs, self._repository),
-            StepCollector(lambda: self._runtime.step_counters),
+            StepCollector(lambda: (*self._graphs.step_counters(), *self._runtime.step_counters.kept)),
             AdmissionCollector(self._admission),
             TargetCollector(self._catalog),
             ReplicaCollector(self._catalog.replicated, self._catalog.budgets, self._catalog.servers),

@@ -220,7 +220,7 @@ class StepCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every family."""
-        steps = [(one, (one.graph, one.version, one.path)) for one in self._counters()]
+        steps = [(one, labels) for labels, one in {(o.graph, o.version, o.path): o for o in self._counters()}.items()]
         requests = CounterMetricFamily(
             "weft_graph_step_requests",
             "Runs by gRPC status; SKIPPED where 'when' does not hold",

@@ -3,7 +3,7 @@
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -17,7 +17,7 @@ from weft.base.statistics import (
     ModelStatistics,
 )
 
-MAX_KEPT = 1000
+_MAX_KEPT = 1000
 
 
 def count_answer(
@@ -93,11 +93,12 @@ class StepCounters:
 class StepCounterTable:
     """Counters of all steps in use; those of a graph continue when it is replaced.
 
-    Those of graphs that were rolled back stay, the latest ``MAX_KEPT`` steps.
+    Attributes:
+        kept: The latest that were withdrawn by a rollback, which stay in the metrics.
     """
 
     def __init__(self) -> None:
-        self._kept: deque[StepCounters] = deque(maxlen=MAX_KEPT)
+        self.kept: deque[StepCounters] = deque(maxlen=_MAX_KEPT)
         self._counters: WeakValueDictionary[tuple[str, str, str], StepCounters] = WeakValueDictionary()
 
     def of(self, graph: str, version: str, path: str) -> StepCounters:
@@ -107,10 +108,6 @@ class StepCounterTable:
         if found is None:
             found = self._counters[key] = StepCounters(graph, version, path)
         return found
-
-    def keep(self, counters: Iterable[StepCounters]) -> None:
-        """Keep these when no graph has them any more."""
-        self._kept.extend(one for one in counters if one not in self._kept)
 
     def __iter__(self) -> Iterator[StepCounters]:
         """Every step in the order of loading."""

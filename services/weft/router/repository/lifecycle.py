@@ -202,7 +202,7 @@ class GraphLifecycle:
                 (graph.versions.get(version) or graph.entry(file)).put(serving)
             graph.previous = replaced
             for serving in replaced.values():
-                self._runtime.step_counters.keep(serving.step_counters)
+                self._runtime.step_counters.kept.extend(serving.step_counters)
             self._table.choose_defaults([name])
             _log.warning("graph '%s' is rolled back: versions %s serve", name, ", ".join(restored))
             await self._renew_around({name})

@@ -9,6 +9,7 @@ from weft.base.repository.layout import version_number
 from weft.base.statistics import ModelStatistics
 from weft.language.plan import GraphPlan
 from weft.language.syntax.file import GraphSource
+from weft.router.reporting.counters import StepCounters
 from weft.router.repository.files import VersionFile
 from weft.router.repository.serving import ServingGraph, why_degraded, why_not_ready
 from weft.router.rollouts.store import Rollout
@@ -183,6 +184,12 @@ class GraphTable:
         degraded = f"degraded: {reason}" if not fault and (reason := self.why_degraded(entry)) else ""
         reasons = "\n".join(filter(None, (fault, degraded, pending)))
         return IndexEntry(name, version, "UNAVAILABLE" if fault else "READY", reasons)
+
+    def step_counters(self) -> Iterator[StepCounters]:
+        """Counters of every step in service."""
+        for entry in self:
+            if (serving := entry.serving) is not None:  # read once: this is the metrics thread
+                yield from serving.step_counters
 
     def choose_defaults(self, names: Iterable[str] | None = None) -> None:
         """Choose the default version, the highest ready one, of all graphs or of ``names``.
