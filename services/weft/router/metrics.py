@@ -26,6 +26,7 @@ _STATES = (*(health.value for health in Health), "ejected", "leaving")
 PHASES = (RUNNING, PAUSED, PROMOTED, ROLLED_BACK, ABORTED)
 _GRAPH = ("graph", "version")
 _STEP = ("graph", "version", "step")
+_TENSOR = (*_STEP, "tensor")
 _ARM = ("graph", "node", "step")
 #: (name, help) of what steps count beside their runs.
 _COUNTERS = (
@@ -242,6 +243,13 @@ class StepCollector(Collector):
                 if num_events := one.events[name]:
                     family.add_metric(labels, num_events)
             yield family
+        tensors = {(labels, tensor): one.compared for one, labels in steps for tensor, _ in list(one.compared)}
+        compared = CounterMetricFamily("weft_shadow_compared", "Answers compared with the node's", labels=_TENSOR)
+        agreed = CounterMetricFamily("weft_shadow_agreed", "Compared answers that agree", labels=_TENSOR)
+        for (labels, tensor), counts in tensors.items():
+            compared.add_metric((*labels, tensor), counts[tensor, True] + counts[tensor, False])
+            agreed.add_metric((*labels, tensor), counts[tensor, True])
+        yield from (compared, agreed)
 
 
 class AdmissionCollector(Collector):

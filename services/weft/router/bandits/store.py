@@ -77,6 +77,21 @@ class Bandit:
         self._algorithm.learn(self._arms, index, reward, probability)
 
 
+class Scores:
+    """Rewards of the steps of a splitter that is no bandit; ``count`` has a function for each step."""
+
+    def __init__(self, names: Sequence[str], count: Sequence[Callable[[float], None]]) -> None:
+        self.names = tuple(names)
+        self.arms = tuple(Arm() for _ in names)
+        self._count = tuple(count)
+
+    def reward(self, index: int, reward: float, probability: float | None = None) -> None:
+        """Count a reward, in 0..1, for step ``index``."""
+        self.arms[index].num_rewards += 1
+        self.arms[index].reward_sum += reward
+        self._count[index](reward)
+
+
 class Pull(NamedTuple):
     """One choice.
 
@@ -88,7 +103,7 @@ class Pull(NamedTuple):
     """
 
     node: str
-    bandit: Bandit
+    bandit: Bandit | Scores
     step_index: int
     probability: float | None = None
     run: NodeRecord | None = None
@@ -186,20 +201,25 @@ class KnownArm(NamedTuple):
 
 
 class BanditChoice(NamedTuple):
-    """The step that the bandit ``plan`` of a node chose; ``has_answered`` as of ``Pull``."""
+    """The step that a node with a bandit ``plan``, or a rollout, chose; ``has_answered`` as of ``Pull``."""
 
     node: NodePlan
-    plan: BanditPlan
+    plan: BanditPlan | None
     step: str
     has_answered: bool
 
 
 class BanditStore:
-    """Owns every arm, keyed by graph, splitter path and step name, so that a graph's versions share its knowledge."""
+    """Owns every arm, keyed by graph, splitter path and step name, so that a graph's versions share its knowledge.
+
+    Attributes:
+        scores: What else feedback counts for, by graph and splitter path: rollouts.
+    """
 
     def __init__(self, generator: random.Random | None = None, recent: RecentPulls | None = None) -> None:
         self._generator = generator if generator is not None else random.Random()  # noqa: S311  # no secret
-        self._recent = recent if recent is not None else RecentPulls()
+        self.recent = recent if recent is not None else RecentPulls()
+        self.scores: dict[tuple[str, str], Scores] = {}
         self._arms: dict[tuple[str, str], dict[str, Arm]] = {}
 
     @property
@@ -214,14 +234,15 @@ class BanditStore:
                 yield KnownArm(graph, node, step, arm)
 
     def chooser(
-        self, graph: str, node: NodePlan, plan: BanditPlan
+        self, graph: str, node: NodePlan, plan: BanditPlan, weights: Sequence[float] = ()
     ) -> Callable[[str, list[Pull] | None, NodeRecord], int]:
         """Return a function that chooses steps for one splitter, continuing from earlier statistics of its steps.
 
         It takes the request's id, which may be "", its choices so far (None for a request that gets no feedback and is
-        not remembered) and the run of the splitter; it counts a pull and returns the index of the step.
+        not remembered) and the run of the splitter; it counts a pull and returns the index of the step. ``weights`` are
+        the plan's by default.
         """
-        bandit, recent = self._bandit(graph, node, plan), self._recent
+        bandit, recent = self._bandit(graph, node, plan, weights), self.recent
 
         def choose(request_id: str, pulls: list[Pull] | None, run: NodeRecord) -> int:
             index, probability = bandit.choose()
@@ -257,20 +278,21 @@ class BanditStore:
             AlreadyExistsError: The request was rewarded before; nothing was counted now.
         """
         _check(reward)
-        return _rewarded(graph, self._recent.take(graph, request_id), reward)
+        return _rewarded(graph, self.recent.take(graph, request_id), reward)
 
     def reward_choices(self, graph: str, choices: Sequence[BanditChoice], reward: float) -> list[KnownArm]:
         """Reward the given steps, in 0..1, each as often as listed; return them."""
         _check(reward)
         pulls = []
         for node, plan, step, has_answered in choices:
-            bandit = self._bandit(graph, node, plan)
-            pulls.append(Pull(node.path, bandit, bandit.names.index(step), has_answered=has_answered))
+            bandit = None if plan is None else self._bandit(graph, node, plan)
+            for one in filter(None, (bandit, self.scores.get((graph, node.path)))):
+                pulls.append(Pull(node.path, one, one.names.index(step), has_answered=has_answered))
         return _rewarded(graph, pulls, reward)
 
-    def _bandit(self, graph: str, node: NodePlan, plan: BanditPlan) -> Bandit:
+    def _bandit(self, graph: str, node: NodePlan, plan: BanditPlan, weights: Sequence[float] = ()) -> Bandit:
         names, arms = zip(*((known.step, known.arm) for known in self.arms(graph, node)), strict=True)
-        return Bandit(names, arms, [step.weight for step in node.steps], plan, self._generator)
+        return Bandit(names, arms, weights or [step.weight for step in node.steps], plan, self._generator)
 
 
 def add_up(arm: Arm, more: Arm) -> None:
@@ -287,7 +309,7 @@ def _rewarded(graph: str, pulls: Sequence[Pull], reward: float) -> list[KnownArm
     for pull in pulls:
         pull.bandit.reward(pull.step_index, reward if pull.has_answered else 0.0, pull.probability)
         step = pull.bandit.names[pull.step_index]
-        found[pull.node, step] = KnownArm(graph, pull.node, step, pull.bandit.arms[pull.step_index])
+        found.setdefault((pull.node, step), KnownArm(graph, pull.node, step, pull.bandit.arms[pull.step_index]))
     return list(found.values())
 
 
@@ -347,7 +369,7 @@ class _PathReader:
             step = step.fallback
             self._at += 1 + len(step.name)
             self._run(step)
-        if node.bandit is not None:
+        if node.bandit is not None or node.rollout is not None:
             self._choices.insert(at, BanditChoice(node, node.bandit, chosen.name, has_answered))
 
     def _run(self, step: StepPlan) -> bool:

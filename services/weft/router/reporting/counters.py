@@ -76,6 +76,7 @@ class StepCounters:
         latency: Of runs that ended with status OK; its buckets also give their number.
         failures: Other runs by status, including SKIPPED and CANCELLED.
         events: Counts of policies, fallbacks and shadows, by metric name without ``weft_graph_step_``.
+        compared: Answers of a shadow that were compared, by tensor and whether it agrees.
     """
 
     graph: str
@@ -84,6 +85,7 @@ class StepCounters:
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     failures: dict[str, int] = field(default_factory=dict)
     events: Counter[str] = field(default_factory=Counter)
+    compared: Counter[tuple[str, bool]] = field(default_factory=Counter)
 
     def count_failure(self, status: str) -> None:
         """Count a run that did not end with OK."""

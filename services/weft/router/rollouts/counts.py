@@ -38,6 +38,11 @@ class ArmCounts:
         at = int(log(duration_ns) * BINS_PER_LOG) if duration_ns > 1 else 0
         self.runs_by_bin[at] = self.runs_by_bin.get(at, 0) + 1
 
+    def count_score(self, reward: float) -> None:
+        """Count a reward in 0..1."""
+        self.num_scores += 1
+        self.score_sum += reward
+
     def __add__(self, other: "ArmCounts") -> "ArmCounts":
         return self._changed(other, 1)
 
