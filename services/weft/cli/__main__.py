@@ -94,6 +94,7 @@ COMMANDS = {
     "top": "show services, queues, rates and latencies as they are now",
     "infer": "send one request to a graph or model",
     "feedback": "tell a graph's bandits how good an answer was",
+    "rollout": "show and steer rollouts, or set the weights of a splitter",
     "rollback": "put back what a graph served before",
     "lock": "write the signatures of the models that run",
     "stubs": "write the types of models and graphs for mypy, pyright and editors",
@@ -119,7 +120,7 @@ SECTIONS = {
     "ask": ("weft infer quadruple --input X='[3]' --trace", ("infer", "feedback", "batch", "stream")),
     "change": (
         "weft check mine --repository mine",
-        ("check", "draw", "explain", "lsp", "lock", "stubs", "rollback", "key"),
+        ("check", "draw", "explain", "lsp", "lock", "stubs", "rollout", "rollback", "key"),
     ),
     "measure": ("weft top --url 127.0.0.1:8002", ("top", "plan", "tune")),
     "convert": ("weft convert inference-graph.yaml -o mine/graphs", ("convert", "optimize", "quantize")),

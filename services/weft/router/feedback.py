@@ -215,7 +215,10 @@ def _rollout_message(known: KnownRollout) -> pb.RolloutStatus:
         verdict=known.verdict,
         candidate_arm=_side_message(known.counts[0]),
         baseline_arm=_side_message(known.counts[1]),
-        guard=[pb.GuardStatus(**one._asdict()) for one in examine(rollout.plan, state, *known.counts)],
+        guard=[
+            pb.GuardStatus(**{name: getattr(one, name) for name in pb.GuardStatus.DESCRIPTOR.fields_by_name})
+            for one in examine(rollout.plan, state, *known.counts)
+        ],
         owner=known.owner,
         history=state.history,
     )

@@ -10,6 +10,7 @@ from itertools import accumulate
 from math import log
 from typing import Any, ClassVar
 
+from opentelemetry.trace import get_current_span
 from typing_extensions import override
 
 from weft.base.text.pbtxt import suggestion
@@ -263,6 +264,9 @@ class SplitterNode(AlternativesNode):
             await step.run(run)
             return
         request = run.request
+        if rollout.news and (span := get_current_span(run.context)).is_recording():
+            span.set_attribute("weft.rollout", rollout.news)
+            rollout.news = ""
         if request.pulls is not None:
             pull = Pull(self.plan.path, self._scores, index, run=run.record)
             self._runtime.bandits.recent.add(rollout.graph, request.scope.request_id, request.pulls, pull)

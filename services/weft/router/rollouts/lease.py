@@ -65,8 +65,8 @@ class KubernetesApi:
 class LeaseState:
     """A Lease that the owner holds and renews, as client-go does it, with the document in an annotation.
 
-    Each change is a compare-and-set on ``resourceVersion``: an owner that lost the Lease changes nothing. Whether it has
-    run out is measured from when this process saw its last renewal, so clocks may differ.
+    Each change is a compare-and-set on ``resourceVersion``: an owner that lost the Lease changes nothing. It runs out
+    ``duration_s`` after this process saw its last renewal, so clocks may differ.
 
     Source:
         https://pkg.go.dev/k8s.io/client-go/tools/leaderelection

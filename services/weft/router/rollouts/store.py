@@ -39,7 +39,8 @@ class Rollout:
         if (state.phase, state.step) != (self.state.phase, self.state.step):
             self.news = f"{state.phase}: {state.verdict}"
         self.state = state
-        self.weights = weights_now(self.plan, state)
+        if (weights := weights_now(self.plan, state)) != self.weights:
+            self.weights = weights
 
     def arm(self, index: int) -> ArmCounts:
         """The counts of the side that step ``index`` belongs to."""

@@ -1,12 +1,12 @@
 """Members of a group: one decides, the others follow; what a member counted stays when it ends."""
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.router.rollouts.test_shared_state import PLAN, add
+from tests.unit.router.rollouts.test_shared_state import PLAN
 
 from weft.base.errors import InvalidArgumentError, UnavailableError
 from weft.router.rollouts.folder import FolderState
@@ -71,7 +71,10 @@ async def test_the_owner_decides_by_the_counts_of_all_and_the_others_follow(grou
         await group.look("two", "one", "two")
     assert ("PROMOTED", (0.0, 1.0)) == (two.state.phase, two.weights)
     (known,) = await group.members["two"].look(two)
-    assert ("one", known.counts[0].num_requests) == (known.owner, one.candidate.num_requests + two.candidate.num_requests)
+    assert ("one", known.counts[0].num_requests) == (
+        known.owner,
+        one.candidate.num_requests + two.candidate.num_requests,
+    )
     serve(one, 1000, 1000)
     await group.look("one", "two")
     assert two.state.phase == "PROMOTED"
@@ -115,7 +118,9 @@ async def test_any_member_does_what_a_client_says(group: Group) -> None:
     assert ("ABORTED", (1.0, 0.0)) == (two.state.phase, two.weights)
 
 
-async def test_a_share_never_goes_back_when_the_document_is_lost(group: Group, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_share_never_goes_back_when_the_document_is_lost(
+    group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
     """Members that live write what they know."""
     one = await group.join("one")
     await group.look("one")

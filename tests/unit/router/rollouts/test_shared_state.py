@@ -171,7 +171,9 @@ def test_the_token_is_read_for_each_call(leases: Leases, tmp_path: Path) -> None
         state.change(look)
     assert ("Bearer first", "Bearer second") == (leases.tokens[0], leases.tokens[-1])
     leases.status = 403
-    with pytest.raises(PermissionError, match="GET /apis/coordination.k8s.io/v1/namespaces/weft/leases/rollouts: status"):
+    with pytest.raises(
+        PermissionError, match="GET /apis/coordination.k8s.io/v1/namespaces/weft/leases/rollouts: status"
+    ):
         state.change(look)
     leases.status = 500
     with pytest.raises(OSError, match="status 500"):
