@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.integration.group import workers_of
+from tests.integration.group import channel_to, workers_of
 from tests.integration.routing import (
     Client,
     NamingCore,
@@ -225,6 +225,7 @@ def test_clients_steer_a_rollout_at_any_router_and_reloads_go_on(
         assert "INVALID_ARGUMENT" in rollout("pause", one.grpc)
         assert "RUNNING 20 at 20 %, waits" in rollout("resume", one.grpc)
         assert "RUNNING 50" in rollout("promote", two.grpc)
+        assert 50 == status(one.grpc).percent
         Client(channel).load()
         assert 50 == percent(one)
         write(tmp_path, split("gamma"), "named")
@@ -232,9 +233,49 @@ def test_clients_steer_a_rollout_at_any_router_and_reloads_go_on(
         assert ("gamma", 20) == (status(one.grpc).candidate, status(one.grpc).percent)
         Client(channel).load(rollback=True)
         assert ("beta", 50) == (status(one.grpc).candidate, status(one.grpc).percent)
-        assert 50 == percent(two), "which has not loaded the other file"
+        assert 50 == status(two.grpc).percent, "which has not loaded the other file"
         assert "ABORTED 0 ABORT by hand" == rollout("abort", one.grpc)
         assert {"root[alpha]"} == {Client(channel).ask() for _ in range(20)}
         assert "NOT_FOUND" in "".join(
             (main(["rollout", "status", name, "--url", one.grpc]), capsys.readouterr().err)[1] for name in ("nothing",)
         )
+
+
+def test_weights_are_set_at_all_workers_and_taken_back_by_a_rollback(
+    tmp_path: Path, target: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a change of the text, whose other parts stay; who, why and what is in the log; the metrics keep the bad step's."""
+    text = graph("named", 'splitter { step { name: "old" model_name: "alpha" weight: 1 }  # serves\n'
+                 'step { model_name: "beta" name: "new" fallback { model_name: "alpha" } } }')  # fmt: skip
+    write(tmp_path, text, "named")
+    keys = tmp_path / "keys.json"
+    options = ("--workers", "2", *EXPLICIT)
+
+    def weights(*arguments: str) -> str:
+        capfd.readouterr()
+        code = main(["rollout", "weights", *arguments, "--url", router.grpc])
+        out, err = capfd.readouterr()
+        return err if code else out
+
+    with running_router(tmp_path, target, options) as router, ExitStack() as stack:
+        clients = [Client(stack.enter_context(channel_to(router, worker))) for worker in (1, 2)]
+
+        def steps(num: int = 40) -> list[set[str]]:
+            return [{client.ask() for _ in range(num)} for client in clients]
+
+        assert {"root[old]"} == steps()[0] == steps()[1]
+        told = weights("named", "root", "old=0", "new=2.5", "--reason", "a test")
+        assert "named/root: new=2.5 old=0 (revision" in told
+        assert [{"root[new]"}] * 2 == steps()
+        source = clients[0].graphs.GraphSource(graph_pb.GraphSourceRequest(graph="named"), timeout=WAIT_S).graph[0].text
+        assert text.replace("weight: 1", "weight: 0.0").replace('model_name: "beta"', 'weight: 2.5 model_name: "beta"') == source.decode()
+        assert "INVALID_ARGUMENT: splitter 'root' has no step 'nwe'; did you mean 'new'?" in weights("named", "root", "nwe=1")
+        assert "INVALID_ARGUMENT: weights must be numbers of at least 0" in weights("named", "root", "new=0")
+        assert "has no splitter 'roto'; did you mean 'root'?" in weights("named", "roto", "new=0")
+        assert [{"root[new]"}] * 2 == steps(5)
+        clients[1].load(rollback=True)
+        assert [{"root[old]"}] * 2 == steps()
+        samples = router.scrape()
+        assert 90 == samples['weft_graph_step_requests_total{graph="named",status="OK",step="root/new",version="1"}']
+    with running_router(tmp_path, target) as router:
+        assert "UNAVAILABLE: explicit model load / unload is not allowed" in weights("named", "root", "new=1")
