@@ -23,8 +23,8 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GraphService"].full_name
 
 _MAX_SHOWN_CHARS = 80
 
-#: Gives the response of the one that knows the request; None if none does. Raises AlreadyExistsError.
-Siblings = Callable[[pb.GraphFeedbackRequest], Awaitable[pb.GraphFeedbackResponse | None]]
+#: Gives the response of the one that got the request after that time of the monotonic clock; None if none did.
+Siblings = Callable[[pb.GraphFeedbackRequest, int], Awaitable[pb.GraphFeedbackResponse | None]]
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -50,8 +50,7 @@ class GraphServicer:
     """Serves ``weft.graph.GraphService``.
 
     Args:
-        siblings: Forwards feedback for a request that this router does not know to the other workers; None: there are
-            none.
+        siblings: Forwards feedback to the worker that got the request, or the latest with its id; None: there are none.
     """
 
     def __init__(
@@ -85,15 +84,10 @@ class GraphServicer:
             raise InvalidArgumentError("'reward' is missing; give a number from 0 (worst) to 1 (best)")
         match request.WhichOneof("request"):
             case "request_id":
-                try:
-                    return rewarded(self._bandits, request)
-                except NotFoundError:
-                    if self._siblings is None:
-                        raise
-                    response = await self._siblings(request)
-                    if response is None:
-                        raise
-                    return response
+                since_ns = self._bandits.recent.time_ns(request.graph, request.request_id)
+                if self._siblings is not None and (found := await self._siblings(request, since_ns)) is not None:
+                    return found
+                return rewarded(self._bandits, request)
             case "path":
                 arms = self._bandits.reward_choices(request.graph, self._choices(request), request.reward)
             case _:
@@ -183,9 +177,9 @@ class GraphServicer:
         raise failure or NotFoundError(f"no version of graph '{request.graph}' is loaded")
 
 
-def rewarded(bandits: BanditStore, request: pb.GraphFeedbackRequest) -> pb.GraphFeedbackResponse:
+def rewarded(bandits: BanditStore, request: pb.GraphFeedbackRequest, after_ns: int = 0) -> pb.GraphFeedbackResponse:
     """Count a reward for a request identified by its id. Raises like ``BanditStore.reward_request``."""
-    arms = bandits.reward_request(request.graph, request.request_id, request.reward)
+    arms = bandits.reward_request(request.graph, request.request_id, request.reward, after_ns)
     return pb.GraphFeedbackResponse(arm=map(_arm_message, arms))
 
 

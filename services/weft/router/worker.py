@@ -176,18 +176,19 @@ class WorkerCore(RouterCore):
         return json.dumps(state).encode()
 
     def _feedback_here(self, body: bytes) -> bytes:
-        request = graph_pb.GraphFeedbackRequest.FromString(body)
-        return rewarded(self._runtime.bandits, request).SerializeToString()
+        request, since_ns = graph_pb.GraphFeedbackRequest.FromString(body[8:]), int.from_bytes(body[:8])
+        return rewarded(self._runtime.bandits, request, since_ns).SerializeToString()
 
     async def _feedback_elsewhere(
-        self, request: graph_pb.GraphFeedbackRequest
+        self, request: graph_pb.GraphFeedbackRequest, since_ns: int
     ) -> graph_pb.GraphFeedbackResponse | None:
-        answers = await self._link.ask("feedback", request.SerializeToString())
+        answers = await self._link.ask("feedback", since_ns.to_bytes(8) + request.SerializeToString())
         for answer in answers:
             if answer.error is None:
                 return graph_pb.GraphFeedbackResponse.FromString(answer.payload)
         for answer in answers:
-            if isinstance(answer.error, AlreadyExistsError):
+            is_late = isinstance(answer.error, UnavailableError) and not since_ns
+            if answer.error is not None and (is_late or isinstance(answer.error, AlreadyExistsError)):
                 raise answer.error
         return None
 

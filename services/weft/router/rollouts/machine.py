@@ -26,12 +26,12 @@ RUNNING, PAUSED, PROMOTED, ROLLED_BACK, ABORTED = "RUNNING", "PAUSED", "PROMOTED
 #: Verdicts that are kept.
 MAX_HISTORY = 100
 
-#: Action -> phases in which it is possible.
+#: Action -> the phase after it ("": as the next share says), and those in which it is possible.
 _ACTIONS = {
-    "PAUSE": (RUNNING,),
-    "RESUME": (PAUSED,),
-    "PROMOTE": (RUNNING, PAUSED),
-    "ABORT": (RUNNING, PAUSED, PROMOTED),
+    "PAUSE": (PAUSED, (RUNNING,)),
+    "RESUME": (RUNNING, (PAUSED,)),
+    "PROMOTE": ("", (RUNNING, PAUSED)),
+    "ABORT": (ABORTED, (RUNNING, PAUSED, PROMOTED)),
 }
 
 
@@ -123,18 +123,6 @@ def weights_now(plan: RolloutPlan, state: RolloutState) -> tuple[float, ...]:
     return tuple(weights)
 
 
-def examine(plan: RolloutPlan, state: RolloutState, candidate: ArmCounts, baseline: ArmCounts) -> list[GuardResult]:
-    """What the tests say of every limit, from the counts since they began anew.
-
-    The rate of false alarms is divided among the limits, and among the shares; with a bandit the n-th window gets
-    1 / (n (n + 1)) of it.
-    """
-    num_windows = len(plan.shares) or (state.step + 1) * (state.step + 2)
-    log_level = log(plan.false_alarm_rate / (len(plan.limits) * num_windows))
-    sides = candidate - state.candidate_before, baseline - state.baseline_before
-    return [_examined(name, allowed, *sides, log_level) for name, allowed in plan.limits.items()]
-
-
 def advance(
     plan: RolloutPlan, state: RolloutState, candidate: ArmCounts, baseline: ArmCounts, now_unix_ns: int
 ) -> RolloutState:
@@ -146,22 +134,21 @@ def advance(
         return state
     if now_unix_ns < state.changed_unix_ns:
         state = replace(state, changed_unix_ns=now_unix_ns)
-    before = state.candidate_before, state.baseline_before
-    if before[0] - candidate != ArmCounts() or before[1] - baseline != ArmCounts():
+    if state.candidate_before - candidate != ArmCounts() or state.baseline_before - baseline != ArmCounts():
         state = replace(state, candidate_before=candidate, baseline_before=baseline)
     results = examine(plan, state, candidate, baseline)
     at = f"at {share_now(plan, state) * 100:g} %" if plan.shares else "by feedback"
-    now = now_unix_ns, candidate, baseline
-    if broken := [one for one in results if one.is_broken]:
+    if broken := [f"{one.limit} is {one.allowed:g}: {one.figures}" for one in results if one.is_broken]:
         phase, did = (PAUSED, "paused") if plan.pauses else (ROLLED_BACK, "rolled back")
-        why = "; ".join(f"{one.limit} is {one.allowed:g}: {one.figures}" for one in broken)
-        return _decided(state, f"{did} {at}: {why}", *now, phase=phase)
+        return _decided(state, phase, f"{did} {at}: {'; '.join(broken)}", now_unix_ns, candidate, baseline)
+    waits = _waits(plan, results, (candidate - state.candidate_before).num_requests)
     left_s = plan.every_s - (now_unix_ns - state.changed_unix_ns) / 1e9
-    if waits := _waits(plan, results, (candidate - state.candidate_before).num_requests):
+    if left_s > 0 and not waits:
+        waits = [f"{left_s:.0f} s of this share are left"]
+    if waits:
         return replace(state, verdict=f"{at}, waits: {'; '.join(waits)}")
-    if left_s > 0:
-        return replace(state, verdict=f"{at}, waits: {left_s:.0f} s of this share are left")
-    return _on(plan, state, f"every limit was kept {at}: {'; '.join(one.figures for one in results)}", *now)
+    kept = f"kept every limit {at}: {'; '.join(dict.fromkeys(one.figures for one in results))}"
+    return _to_next(plan, state, kept, now_unix_ns, candidate, baseline)
 
 
 def apply(
@@ -174,58 +161,37 @@ def apply(
     who: str = "",
 ) -> RolloutState:
     """The state after PAUSE, RESUME, PROMOTE or ABORT. Raises InvalidArgumentError: not possible as it stands."""
-    phases = _ACTIONS.get(action)
-    if phases is None:
-        raise InvalidArgumentError(f"no action {action!r} of a rollout; there are {', '.join(_ACTIONS)}")
-    if state.phase not in phases:
-        cure = (
-            ""
-            if state.phase in (RUNNING, PAUSED)
-            else "; another definition in the graph's file begins another rollout"
-        )
+    if action not in _ACTIONS:
+        raise InvalidArgumentError(f"no action '{action}' of a rollout; give one of {', '.join(_ACTIONS)}")
+    phase, possible = _ACTIONS[action]
+    if state.phase not in possible:
         text = (
-            f"the rollout of '{plan.candidate}' is {state.phase}, and {action} is for one that is {' or '.join(phases)}"
+            f"the rollout of '{plan.candidate}' is {state.phase}; {action} is for one that is {' or '.join(possible)}"
         )
-        raise InvalidArgumentError(text + cure)
-    now, text = (now_unix_ns, candidate, baseline), f"{action} by {who or 'hand'}"
-    if action == "PROMOTE":
-        return _on(plan, state, text, *now, is_ordered=True)
-    phase = {"PAUSE": PAUSED, "RESUME": RUNNING, "ABORT": ABORTED}[action]
-    return _decided(state, text, *now, phase=phase)
+        is_over = state.phase not in (RUNNING, PAUSED)
+        raise InvalidArgumentError(text + "; another candidate or rollout in the file begins anew" * is_over)
+    verdict = f"{action} by {who or 'hand'}"
+    if action == "PROMOTE" and plan.shares:
+        return _to_next(plan, state, verdict, now_unix_ns, candidate, baseline)
+    return _decided(state, phase or PROMOTED, verdict, now_unix_ns, candidate, baseline)
 
 
-def _on(
-    plan: RolloutPlan,
-    state: RolloutState,
-    why: str,
-    now_unix_ns: int,
-    candidate: ArmCounts,
-    baseline: ArmCounts,
-    *,
-    is_ordered: bool = False,
-) -> RolloutState:
-    """To the next share, or to the end; with a bandit only by order, else to the next window of the tests."""
-    is_last = state.step + 1 >= len(plan.shares)
-    if is_last and (plan.shares or is_ordered):
-        return _decided(state, f"promoted: {why}", now_unix_ns, candidate, baseline, phase=PROMOTED)
-    following = replace(state, step=state.step + 1)
-    share = f"goes on to {share_now(plan, following) * 100:g} %: " if plan.shares else ""
-    return _decided(following, share + why, now_unix_ns, candidate, baseline, phase=RUNNING)
+def _to_next(plan: RolloutPlan, state: RolloutState, why: str, now_unix_ns: int, *counts: ArmCounts) -> RolloutState:
+    """To the next share, or to the end; with a bandit to the next window of the tests."""
+    if state.step + 1 == len(plan.shares):
+        return _decided(state, PROMOTED, f"promoted: {why}", now_unix_ns, *counts)
+    state = replace(state, step=state.step + 1)
+    share = f"goes on to {share_now(plan, state) * 100:g} %: " if plan.shares else ""
+    return _decided(state, RUNNING, share + why, now_unix_ns, *counts)
 
 
-def _decided(
-    state: RolloutState, verdict: str, now_unix_ns: int, candidate: ArmCounts, baseline: ArmCounts, *, phase: str
-) -> RolloutState:
+def _decided(state: RolloutState, phase: str, verdict: str, now_unix_ns: int, *counts: ArmCounts) -> RolloutState:
     """The state after a decision; where the rollout runs, its tests begin anew."""
-    changed = replace(
-        state,
-        phase=phase,
-        revision=state.revision + 1,
-        changed_unix_ns=now_unix_ns,
-        verdict=verdict,
-        history=(*state.history, verdict)[-MAX_HISTORY:],
-    )
-    return replace(changed, candidate_before=candidate, baseline_before=baseline) if phase == RUNNING else changed
+    if phase == RUNNING:
+        state = replace(state, candidate_before=counts[0], baseline_before=counts[1])
+    history = (*state.history, verdict)[-MAX_HISTORY:]
+    revision = state.revision + 1
+    return replace(state, phase=phase, revision=revision, changed_unix_ns=now_unix_ns, verdict=verdict, history=history)
 
 
 def _waits(plan: RolloutPlan, results: list[GuardResult], num_requests: int) -> list[str]:
@@ -236,6 +202,18 @@ def _waits(plan: RolloutPlan, results: list[GuardResult], num_requests: int) -> 
         needs = {"requests": (num_requests, plan.min_requests)}
     texts = [f"{num:,} of {needed:,} {unit}" for unit, (num, needed) in needs.items() if num < needed]
     return waits + [f"{text} of the candidate at this share" for text in texts]
+
+
+def examine(plan: RolloutPlan, state: RolloutState, candidate: ArmCounts, baseline: ArmCounts) -> list[GuardResult]:
+    """What the tests say of every limit, from the counts since they began anew.
+
+    The rate of false alarms is divided among the limits, and among the shares; with a bandit the n-th window gets
+    1 / (n (n + 1)) of it.
+    """
+    num_windows = len(plan.shares) or (state.step + 1) * (state.step + 2)
+    log_level = log(plan.false_alarm_rate / (len(plan.limits) * num_windows))
+    sides = candidate - state.candidate_before, baseline - state.baseline_before
+    return [_examined(name, allowed, *sides, log_level) for name, allowed in plan.limits.items()]
 
 
 def _examined(name: str, allowed: float, candidate: ArmCounts, baseline: ArmCounts, log_level: float) -> GuardResult:

@@ -9,7 +9,7 @@ from weft.base.core import CallContext, ParameterValue
 from weft.base.tensors import WireTensor
 from weft.language.plan import Frame
 from weft.language.request_scope import RequestScope
-from weft.router.bandits.store import Pull
+from weft.router.bandits.store import Pulls
 from weft.router.reporting.path import NodeRecord
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class GraphRequest:
     captures: Mapping[str, tuple[str, ...]] | None = None
     captured: dict[str, WireTensor] = field(default_factory=dict)
     is_collected: bool = False
-    pulls: list[Pull] | None = field(default_factory=list)
+    pulls: Pulls | None = field(default_factory=Pulls)
     stream: OpenStream | None = None
     parts: tuple[tuple[ResponsePart, int], ...] = ()
     broken: list[str] = field(default_factory=list)
