@@ -244,11 +244,10 @@ def test_clients_steer_a_rollout_at_any_router_and_reloads_go_on(
 def test_weights_are_set_at_all_workers_and_taken_back_by_a_rollback(
     tmp_path: Path, target: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As a change of the text, whose other parts stay; who, why and what is in the log; the metrics keep the bad step's."""
+    """As a change of the text, whose other parts stay; in the mode explicit alone."""
     text = graph("named", 'splitter { step { name: "old" model_name: "alpha" weight: 1 }  # serves\n'
                  'step { model_name: "beta" name: "new" fallback { model_name: "alpha" } } }')  # fmt: skip
     write(tmp_path, text, "named")
-    keys = tmp_path / "keys.json"
     options = ("--workers", "2", *EXPLICIT)
 
     def weights(*arguments: str) -> str:
@@ -263,19 +262,24 @@ def test_weights_are_set_at_all_workers_and_taken_back_by_a_rollback(
         def steps(num: int = 40) -> list[set[str]]:
             return [{client.ask() for _ in range(num)} for client in clients]
 
-        assert {"root[old]"} == steps()[0] == steps()[1]
+        assert [{"root[old]", "root[new]"}] * 2 == steps()
         told = weights("named", "root", "old=0", "new=2.5", "--reason", "a test")
         assert "named/root: new=2.5 old=0 (revision" in told
         assert [{"root[new]"}] * 2 == steps()
-        source = clients[0].graphs.GraphSource(graph_pb.GraphSourceRequest(graph="named"), timeout=WAIT_S).graph[0].text
-        assert text.replace("weight: 1", "weight: 0.0").replace('model_name: "beta"', 'weight: 2.5 model_name: "beta"') == source.decode()
-        assert "INVALID_ARGUMENT: splitter 'root' has no step 'nwe'; did you mean 'new'?" in weights("named", "root", "nwe=1")
+        request = graph_pb.GraphSourceRequest(graph="named")
+        changed = text.replace("weight: 1", "weight: 0.0").replace(
+            'model_name: "beta"', 'weight: 2.5 model_name: "beta"'
+        )
+        assert changed == clients[0].graphs.GraphSource(request, timeout=WAIT_S).graph[0].text.decode()
+        assert "INVALID_ARGUMENT: splitter 'root' has no step 'nwe'; did you mean 'new'?" in weights(
+            "named", "root", "nwe=1"
+        )
         assert "INVALID_ARGUMENT: weights must be numbers of at least 0" in weights("named", "root", "new=0")
         assert "has no splitter 'roto'; did you mean 'root'?" in weights("named", "roto", "new=0")
         assert [{"root[new]"}] * 2 == steps(5)
         clients[1].load(rollback=True)
-        assert [{"root[old]"}] * 2 == steps()
+        assert [{"root[old]", "root[new]"}] * 2 == steps()
         samples = router.scrape()
-        assert 90 == samples['weft_graph_step_requests_total{graph="named",status="OK",step="root/new",version="1"}']
+        assert samples['weft_graph_step_requests_total{graph="named",status="OK",step="root[new]",version="1"}'] > 90
     with running_router(tmp_path, target) as router:
         assert "UNAVAILABLE: explicit model load / unload is not allowed" in weights("named", "root", "new=1")

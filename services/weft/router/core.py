@@ -322,7 +322,7 @@ class RouterCore:
         if graph is None:
             raise NotFoundError(f"'{request.graph[:80]}' is no graph of this router")
         source = serving_of(graph).source
-        reweighed(source, request.node, request.weight)  # what is wrong is said before any worker changes
+        reweighed(source, request.node, dict(request.weight))  # what is wrong is said before any worker changes
         request.version = int(graph.file.version)
         await self._change_weights(request)
         before, after = (weights_of(one, request.node) for one in (source, serving_of(graph).source))
@@ -334,7 +334,7 @@ class RouterCore:
         return graph_pb.SetWeightsResponse(weight=after, revision=revision)
 
     async def _change_weights(self, request: graph_pb.SetWeightsRequest) -> None:
-        edit = partial(reweighed, node=request.node, weights=request.weight)
+        edit = partial(reweighed, node=request.node, weights=dict(request.weight))
         await self._control.finish(self._lifecycle.edit(request.graph, str(request.version), edit))
 
     async def _load_graph(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:

@@ -163,7 +163,7 @@ class StepBuilder(UseBuilder, ABC):
             when=when,
             cases=tuple(message.case),
             is_otherwise=message.otherwise,
-            weight=message.weight or 1.0,
+            weight=message.weight if message.HasField("weight") else 1.0,
             optional_outputs=optional_outputs,
             keeps_rows=scope.file.dialect.keeps_rows,
             timeout_ms=message.policy.timeout_ms,

@@ -216,7 +216,7 @@ def _rollout(scope: Scope) -> RolloutPlan | None:
     return RolloutPlan(
         candidate=_candidate(node),
         index=found[0],
-        weights=tuple(step.message.weight or 1.0 for step in node.steps),
+        weights=tuple(one.weight if one.HasField("weight") else 1.0 for one in (step.message for step in node.steps)),
         shares=tuple(share / 100.0 for share in message.steps),
         every_s=_seconds(message.every) or 0.0,
         limits={field.name: value for field, value in message.guard.ListFields() if field.name in _GREATEST},

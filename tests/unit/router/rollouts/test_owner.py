@@ -83,7 +83,7 @@ async def test_the_owner_decides_by_the_counts_of_all_and_the_others_follow(grou
 async def test_a_member_that_is_gone_keeps_its_counts_and_its_place_is_taken(
     group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next owner judges by what the dead one had told; the verdict with its figures is logged by the owner alone."""
+    """The next owner judges by what the dead one had told, and it alone logs the verdict with its figures."""
     one, two = await group.join("one"), await group.join("two")
     await group.look("one", "two")
     serve(one, 8, 2)
@@ -109,7 +109,7 @@ async def test_any_member_does_what_a_client_says(group: Group) -> None:
     assert ("PAUSED", "PAUSE by alice", "one") == (two.state.phase, known.verdict, known.owner)
     await group.look("one")
     assert ("PAUSED", 1) == (one.state.phase, one.state.revision)
-    with pytest.raises(InvalidArgumentError, match="PAUSED, and PAUSE is for one that is RUNNING"):
+    with pytest.raises(InvalidArgumentError, match="PAUSED; PAUSE is for one that is RUNNING"):
         await group.members["one"].look(one, action="PAUSE")
     await group.members["two"].look(two, action="PROMOTE")
     await group.look("one")
@@ -155,7 +155,7 @@ async def test_an_unreadable_folder_changes_nothing_and_is_told_once(
     member = RolloutMember(store, FolderState(tmp_path / "file" / "shared", "one", period_s=3600.0))
     await member.start()
     rollout = store.register("g", "root", PLAN)
-    with pytest.raises(UnavailableError, match="the shared state of rollouts fails, try again: .*Not a directory"):
+    with pytest.raises(UnavailableError, match=r"the shared state of rollouts fails, try again: .*Not a directory"):
         await member.look(rollout, action="PROMOTE")
     assert rollout.state.step == 0
     with caplog.at_level(logging.ERROR):

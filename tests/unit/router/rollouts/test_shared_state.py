@@ -131,7 +131,7 @@ def test_the_kernel_frees_what_a_killed_owner_held(tmp_path: Path) -> None:
 
 
 def test_a_lease_runs_out_by_the_observers_clock(leases: Leases) -> None:
-    """An owner that stops renewing loses it ``duration_s`` after another saw its last renewal, whatever time it wrote."""
+    """An owner that stops renewing loses it ``duration_s`` after another saw its last renewal."""
     now = [1000.0]
     made = [
         LeaseState(KubernetesApi(leases.url), "weft", "rollouts", name, duration_s=15, clock_s=lambda: now[0])
@@ -171,9 +171,7 @@ def test_the_token_is_read_for_each_call(leases: Leases, tmp_path: Path) -> None
         state.change(look)
     assert ("Bearer first", "Bearer second") == (leases.tokens[0], leases.tokens[-1])
     leases.status = 403
-    with pytest.raises(
-        PermissionError, match="GET /apis/coordination.k8s.io/v1/namespaces/weft/leases/rollouts: status"
-    ):
+    with pytest.raises(PermissionError, match=r"GET /apis/coordination.*leases/rollouts: status 403"):
         state.change(look)
     leases.status = 500
     with pytest.raises(OSError, match="status 500"):
