@@ -95,6 +95,7 @@ COMMANDS = {
     "top": "show services, queues, rates and latencies as they are now",
     "infer": "send one request to a graph or model",
     "feedback": "tell a graph's bandits how good an answer was",
+    "rollout": "show and steer rollouts, or set the weights of a splitter",
     "rollback": "put back what a graph served before",
     "record": "record a share of a graph's requests and answers",
     "replay": "send recorded requests again, and compare the answers",
@@ -123,7 +124,10 @@ SECTIONS = {
     "ask": ("weft infer quadruple --input X='[3]' --trace", ("infer", "feedback", "batch", "stream")),
     "change": (
         "weft check mine --repository mine",
-        ("check", "draw", "diff", "explain", "lsp", "lock", "stubs", "rollback", "record", "replay", "key"),
+        (
+            *("check", "draw", "diff", "explain", "lsp", "lock", "stubs", "rollout", "rollback", "record", "replay"),
+            "key",
+        ),
     ),
     "measure": ("weft top --url 127.0.0.1:8002", ("top", "plan", "tune")),
     "convert": ("weft convert inference-graph.yaml -o mine/graphs", ("convert", "optimize", "quantize")),

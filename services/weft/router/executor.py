@@ -28,6 +28,7 @@ from weft.router.requests import ROUTE_HEADER, GraphAnswers, Routes, Selection, 
 from weft.router.runtime import Runtime
 from weft.router.steps.action import Action, Attempt, Defaults, ErrorContext, Limited, PolicyParts, StepPolicyPlan
 from weft.router.steps.call import CallAction, StreamAction
+from weft.router.steps.mirror import Mirror
 from weft.router.steps.node import Node, NodeAction, NodeParts, OperatorPlan, ShadowedNode, reshape_slots
 from weft.router.steps.responses import StreamParts
 from weft.router.steps.run import GraphRequest, Run, earlier
@@ -150,6 +151,8 @@ class GraphExecutor:
             )
         if pulls := execution.run.request.pulls:
             settle(pulls, record)
+        for callback in execution.run.request.on_end:
+            callback()
 
     async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """Yield the responses of a decoupled graph to a valid call as they are made; the last is final.
@@ -278,7 +281,17 @@ class Assembly:
             timeout_ms=timeout_ms,
             fallbacks=[self.step(fallback, node, graph, stands_in=True) for fallback in _fallbacks(plan)],
         )
-        return step if plan.shadow is None else ShadowStep(step, plan.shadow, runtime, counters)
+        return (
+            step if plan.shadow is None else ShadowStep(step, plan.shadow, runtime, counters, self._mirror(plan, node))
+        )
+
+    def _mirror(self, plan: StepPlan, node: NodePlan) -> Mirror | None:
+        compare, context, runtime = plan.shadow and plan.shadow.compare, self.error_context, self._runtime
+        if not compare or node.streams:
+            return None
+        rollout = node.rollout and runtime.rollouts.register(context.graph, node.path, node.rollout)
+        counters = runtime.step_counters.of(context.graph, context.version, plan.path)
+        return Mirror(compare, plan, node, counters, rollout)
 
     def _action(
         self, plan: StepPlan, node: NodePlan, graph: str, context: ErrorContext, counters: StepCounters

@@ -13,6 +13,7 @@ from weft.router.admission.concurrency_limit import InflightLimit
 from weft.router.bandits.store import BanditStore
 from weft.router.reporting.counters import StepCounterTable
 from weft.router.reporting.recent import RecentRequests
+from weft.router.rollouts.store import RolloutStore
 from weft.router.target import RetryBudget, Target
 
 #: Copies of all graphs together; each holds the tensors that it is made of.
@@ -75,6 +76,7 @@ class Runtime:
     step_counters: StepCounterTable = field(default_factory=StepCounterTable)
     bandits: BanditStore = field(default_factory=BanditStore)
     recent: RecentRequests | None = None
+    rollouts: RolloutStore = field(default_factory=RolloutStore)
     num_workers: int = 1
 
     def inflight_limit(self, subject: str, limit: int) -> InflightLimit:

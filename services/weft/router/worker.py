@@ -30,6 +30,7 @@ from weft_protos import grpc_service_pb2 as pb
 GREATEST = (
     CERTIFICATE_EXPIRY,
     *("weft_graph_degraded", "weft_graph_load_failed", "weft_endpoint_state", "weft_target_serving_replicas"),
+    *("weft_rollout_percent", "weft_rollout_step", "weft_rollout_phase"),
     *("weft_graph_load_failures", "weft_bandit_pulls", "weft_bandit_rewards", "weft_bandit_reward_sum"),
 )
 
@@ -62,6 +63,7 @@ class WorkerCore(RouterCore):
                 "snapshot": self._snapshot,
                 "load": self._load_here,
                 "unload": self._unload_here,
+                "weights": self._weights_here,
                 "feedback": self._feedback_here,
                 "recording": self._recording_here,
                 "statistics": self._statistics_here,
@@ -125,6 +127,16 @@ class WorkerCore(RouterCore):
         """Unload a graph at every worker. Raises as ``_load_graph``."""
         self._check(await self._link.change("unload", json.dumps([name, unload_dependents]).encode()))
 
+    @override
+    async def _change_weights(self, request: graph_pb.SetWeightsRequest) -> None:
+        """Change them at every worker. Raises as ``_load_graph``."""
+        self._check(await self._link.change("weights", request.SerializeToString()))
+
+    async def _weights_here(self, body: bytes) -> bytes:
+        await self._has_started.wait()
+        await super()._change_weights(graph_pb.SetWeightsRequest.FromString(body))
+        return b""
+
     async def _load_at_start(self) -> None:
         if self._state is None:
             await super()._load_at_start()
@@ -169,18 +181,19 @@ class WorkerCore(RouterCore):
         return json.dumps(state).encode()
 
     def _feedback_here(self, body: bytes) -> bytes:
-        request = graph_pb.GraphFeedbackRequest.FromString(body)
-        return rewarded(self._runtime.bandits, request).SerializeToString()
+        request, since_ns = graph_pb.GraphFeedbackRequest.FromString(body[8:]), int.from_bytes(body[:8])
+        return rewarded(self._runtime.bandits, request, since_ns).SerializeToString()
 
     async def _feedback_elsewhere(
-        self, request: graph_pb.GraphFeedbackRequest
+        self, request: graph_pb.GraphFeedbackRequest, since_ns: int
     ) -> graph_pb.GraphFeedbackResponse | None:
-        answers = await self._link.ask("feedback", request.SerializeToString())
+        answers = await self._link.ask("feedback", since_ns.to_bytes(8) + request.SerializeToString())
         for answer in answers:
             if answer.error is None:
                 return graph_pb.GraphFeedbackResponse.FromString(answer.payload)
         for answer in answers:
-            if isinstance(answer.error, AlreadyExistsError):
+            is_late = isinstance(answer.error, UnavailableError) and not since_ns
+            if answer.error is not None and (is_late or isinstance(answer.error, AlreadyExistsError)):
                 raise answer.error
         return None
 

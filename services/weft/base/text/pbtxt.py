@@ -6,7 +6,7 @@ records the position of each field and finds all unknown names at once, with spe
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from weft.base.errors import InvalidArgumentError
-from weft.base.text.pbtxt_scan import FieldSpan, Scan, is_map
+from weft.base.text.pbtxt_scan import TOKEN, FieldSpan, Scan, is_map
 from weft.base.text.suggestion import suggestion
 
 __all__ = [
@@ -154,6 +154,23 @@ class Positions:
         start = self._starts[line - 1]
         end = self.text.find("\n", start)
         return self.text[start : end if end >= 0 else None].rstrip("\r")
+
+    def replaced(self, values: Mapping[str, str]) -> str:
+        """The text with these values of scalar fields; one that is not there comes first in its message."""
+        edits = []
+        for path, value in values.items():
+            field = path.rpartition(".")[2]
+            if path in self._places:
+                at = self._places[path].value
+                edits.append((at, scalar.end() if (scalar := TOKEN.match(self.text, at)) else at, value))
+            else:
+                inside = path.removesuffix(field)
+                at = min(place.name for name, place in self._places.items() if name.startswith(inside))
+                edits.append((at, at, f"{field}: {value} "))
+        text = self.text
+        for start, end, value in sorted(edits, reverse=True):
+            text = text[:start] + value + text[end:]
+        return text
 
     def _nearest(self, path: str) -> FieldSpan | None:
         while path and path not in self._places:
