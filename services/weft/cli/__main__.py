@@ -99,6 +99,7 @@ COMMANDS = {
     "stubs": "write the types of models and graphs for mypy, pyright and editors",
     "key": "make a key for a client",
     "check": "check graph.pbtxt and config.pbtxt files",
+    "test": "run the cases beside graphs, on a fake clock",
     "draw": "draw a graph",
     "explain": "show which path a request takes through a graph",
     "convert": "make graphs of KServe's InferenceGraphs and Seldon's deployments, pipelines and experiments",
@@ -119,7 +120,7 @@ SECTIONS = {
     "ask": ("weft infer quadruple --input X='[3]' --trace", ("infer", "feedback", "batch", "stream")),
     "change": (
         "weft check mine --repository mine",
-        ("check", "draw", "explain", "lsp", "lock", "stubs", "rollback", "key"),
+        ("check", "test", "draw", "explain", "lsp", "lock", "stubs", "rollback", "key"),
     ),
     "measure": ("weft top --url 127.0.0.1:8002", ("top", "plan", "tune")),
     "convert": ("weft convert inference-graph.yaml -o mine/graphs", ("convert", "optimize", "quantize")),
