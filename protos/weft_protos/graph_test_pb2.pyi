@@ -348,7 +348,7 @@ Global___Values: _TypeAlias = Values  # noqa: Y015
 
 @_typing.final
 class Fault(_message.Message):
-    """What happens in place of a call, or before it. One of `step` and `model` says to which calls."""
+    """What happens in place of a call, or before it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -361,8 +361,9 @@ class Fault(_message.Message):
     RESPONSE_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     step: _builtins.str
+    """Only to calls of this step."""
     model: _builtins.str
-    """Name of a model."""
+    """Only to calls of this model."""
     slow_ms: _builtins.int
     """Each call takes so long on the fake clock."""
     status: _builtins.str

@@ -194,12 +194,11 @@ class GraphExecutor:
             execution.outputs, execution.is_cached = await answers.outputs(execution.run, execution.selection)
 
     def _run(self, call: InferCall, context: CallContext, start_ns: int, selection: Selection) -> Run:
-        root, deadline_ns, clock_ns = self.plan.root, context.deadline_ns, self._runtime.clock_ns
+        root, deadline_ns = self.plan.root, context.deadline_ns
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, start_ns + self._timeout_ns)
-        scope = RequestScope(
-            call.parameters, context.headers, call.request_id, context.priority, deadline_ns, clock_ns
-        )
+        scope = RequestScope(call.parameters, context.headers, call.request_id, context.priority, deadline_ns)
+        scope.clock_ns = self._runtime.clock_ns
         is_traced = telemetry.is_enabled()
         headers = forwarded_headers(context.headers, is_traced=is_traced)
         request = GraphRequest(scope, headers, context, is_traced, captures=selection.captures)

@@ -1,7 +1,4 @@
-"""The cases of a ``cases.pbtxt``, which ``protos/graph_test.proto`` describes, run without a server.
-
-The executor is that of the router, on a fake clock; its steps are answered by faults, fakes and the real models.
-"""
+"""Runs the cases of a ``cases.pbtxt``, as ``protos/graph_test.proto`` has it, on the executor and a fake clock."""
 
 import asyncio
 import contextlib
@@ -12,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from weft.base.errors import InvalidArgumentError, RemoteError, WeftError
 from weft.base.repository.layout import is_version
 from weft.base.signature import ModelSignature
 from weft.base.tensors import array_of, datatype_of
-from weft.base.text.pbtxt import Diagnostic, PbtxtError, Positions, parse
+from weft.base.text.pbtxt import Diagnostic, PbtxtError, Positions, diagnostic, parse
 from weft.base.text.suggestion import suggestion
 from weft.base.validation import scheduling_parameters, validate
 from weft.language.plan import CallPlan
@@ -40,7 +38,7 @@ from weft.router.runtime import Runtime
 from weft.router.targets.in_process import InProcessTarget
 from weft.testing.golden import compare, golden_text, plain
 from weft.tools.explain.paths import TimelessLoop
-from weft.tools.offline import OfflineCatalog, repository_of
+from weft.tools.offline import GRAPH_FOLDER, OfflineCatalog
 from weft.tools.request import parameter_value
 from weft.v2.client.answer import Answer
 from weft.wire.interface import grpc
@@ -55,8 +53,6 @@ class Suite:
         source, catalog, graphs: The graph, and what it may call.
         models, fakes: Signatures of what the graph calls, and which of them are not real.
         steps: Paths of the steps that a name means.
-
-    Raises PbtxtError: The file or the graph has errors.
     """
 
     path: Path
@@ -78,28 +74,25 @@ class Suite:
             for name in (step.name, *("/".join(parts[begin:]) for begin in range(len(parts)))):
                 self.steps[name].add(step.path)
         self.fakes = self.models.keys() & (self.models if self.test.models else self.test.fake)
-        if found := [self._diagnostic(*one) for one in (*self._wrong(), *self._unknown())]:
+        file, places = str(self.path), self.positions
+        if found := [diagnostic(file, places, places.find(at), text) for at, text in self._wrong()]:
             raise PbtxtError(found)
 
     def run(self, part: str = "", *, is_update: bool = False) -> list["CaseResult"]:
-        """Run the cases that have ``part`` in their names; ``is_update`` writes golden answers.
-
-        Raises WeftError: A model that is real cannot be loaded.
-        """
+        """Run the cases with ``part`` in their names. Raises WeftError: A model that is real cannot be loaded."""
         fakes = {name: fake(zeros_of(self.models[name])) for name in self.fakes}
         results = [CaseResult(self, case) for case in self.test.case if part in case.name]
-        is_real = results and self.models.keys() - self.fakes
-        with LoadedGraph(self, fakes) if is_real else contextlib.nullcontext() as models:
+        with LoadedGraph(self, fakes) if self.models.keys() - self.fakes else contextlib.nullcontext() as models:
             for result in results:
                 result.models, start_ns = models, time.perf_counter_ns()
                 with asyncio.Runner(loop_factory=TimelessLoop) as runner:
                     runner.run(result.run())
-                result.faults += result.compare(is_update=is_update)
+                result.faults = result.faults or [*result.compare(is_update=is_update)]
                 result.ms = (time.perf_counter_ns() - start_ns) / 1e6
         return results
 
     def request(self, case: pb.Case) -> tuple[InferCall, CallContext]:
-        """The request of a case, without its deadline. Raises InvalidArgumentError or OSError."""
+        """The request of a case, without its deadline. Raises InvalidArgumentError."""
         parameters = {name: parameter_value(text) for name, text in case.parameter.items()}
         return request_of(
             self.plan.signature,
@@ -111,38 +104,33 @@ class Suite:
 
     def value_of(self, given: pb.Values) -> Any:
         """The elements as a list, nested like the JSON or by ``dims``; None: there are none. Raises as ``request``."""
-        folder = self.path.parent
+        folder, text = self.path.parent, given.json
         try:
-            if given.json:
-                return json.loads((folder / given.json[1:]).read_bytes() if given.json[0] == "@" else given.json)
+            if text:
+                return json.loads((folder / text[1:]).read_bytes() if text[0] == "@" else text)
             found = [*given.number, *given.integer, *given.boolean, *given.text]
             found += [(folder / name).read_bytes() for name in given.file]
             return np.array([*found, None], np.object_)[:-1].reshape(given.dims or -1).tolist() if found else None
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, OSError) as error:
             raise InvalidArgumentError(f"value of '{given.name}': {error}") from None
 
-    def _diagnostic(self, place: str, text: str) -> Diagnostic:
-        line, column = self.positions.find(place)
-        return Diagnostic(str(self.path), line, column, text, source_line=self.positions.source_line(line))
-
     def _wrong(self) -> Iterator[tuple[str, str]]:
+        """What is wrong in the file, with the field's path."""
         if not self.test.case:
             yield "", 'there is no case; write case { name: "..." input { ... } output { ... } }'
         names = list[str]()
         for number, case in enumerate(self.test.case):
             if not case.name or case.name in names:
-                why = f"'{case.name}' is there twice" if case.name else "a case has no name"
-                yield f"case[{number}].name", f"{why}; give each case a name of its own"
+                yield f"case[{number}].name", f"each case needs a name of its own, got '{case.name}'"
             names.append(case.name)
             try:
                 call, _ = self.request(case)
                 if case.error != InvalidArgumentError.code:  # else what is wrong may be what is tested
                     validate(call, self.plan.signature)
-            except (InvalidArgumentError, OSError) as error:
-                at = next((f".input[{n}]" for n, one in enumerate(case.input) if f"'{one.name}'" in str(error)), "")
-                yield f"case[{number}]{at}", str(error)
-
-    def _unknown(self) -> Iterator[tuple[str, str]]:
+            except InvalidArgumentError as error:
+                text = error.message.removeprefix("[request id: <id_unknown>] ")
+                at = next((f".input[{n}]" for n, one in enumerate(case.input) if f"'{one.name}'" in text), "")
+                yield f"case[{number}]{at}", text
         steps, statuses = ("step", self.steps), ("error status", grpc.StatusCode.__members__.keys() - {"OK"})
         models, outputs = ("model", self.models), ("output", {one.name for one in self.plan.signature.outputs})
         known = {"step": steps, "ran": steps, "not_ran": steps, "model": models, "fake": models}
@@ -163,18 +151,16 @@ def _leaves(message: Message, at: str = "") -> Iterator[tuple[str, str, Any]]:
 
 
 def suites_of(path: Path, catalogs: dict[Path, OfflineCatalog]) -> list[Suite]:
-    """The cases of a file, for each version of the graph that it is beside; ``catalogs`` are those of repositories.
-
-    Raises PbtxtError: The file, or a graph, has errors; ``diagnostics`` has each. OSError: A file cannot be read.
-    """
+    """The cases of a file, for each version of the graph that it is beside. Raises PbtxtError or OSError."""
+    test, positions = parse(path.read_bytes(), pb.GraphTest(), file=str(path))
     folder = path.resolve().parent
     version, folder = (folder.name, folder.parent) if is_version(folder.name) else ("", folder)
-    graphs, repository = GraphRepository(folder.parent), repository_of(path) or folder.parent
+    root = folder.parent
+    graphs, repository = GraphRepository(root), root.parent if root.name == GRAPH_FOLDER else root
     files = [one for one in graphs.scan().get(folder.name, ()) if version in ("", one.version)]
     if not files:
         fault = "it belongs to no graph; its place is graphs/NAME/VERSION/, beside graph.pbtxt, or graphs/NAME/"
         raise PbtxtError([Diagnostic(str(path), 0, 0, fault)])
-    test, positions = parse(path.read_bytes(), pb.GraphTest(), file=str(path))
     catalog = catalogs.get(repository) or catalogs.setdefault(repository, OfflineCatalog(repository))
     return [Suite(path, test, positions, one.read(), catalog, graphs) for one in files]
 
@@ -184,8 +170,7 @@ class CaseResult:
     """A case, and what came of it.
 
     Attributes:
-        models: The real models, if there are any.
-        happening: Each fault, and how often it still happens.
+        happening: Each fault, and how often it is left.
         ms, graph_ms: Real time, and time of the request on the fake clock.
         statuses: How runs of steps ended, by path.
         faults: What is not as expected; none: it passed.
@@ -204,27 +189,25 @@ class CaseResult:
     faults: list[str] = field(default_factory=list)
 
     @property
-    def name(self) -> str:
-        """That of the case."""
-        return self.case.name
+    def title(self) -> str:
+        """Names of graph and case."""
+        return f"{self.suite.title}  {self.case.name}"
 
     async def run(self) -> None:
         """Send the request, on a ``TimelessLoop``."""
         loop, case, suite = asyncio.get_running_loop(), self.case, self.suite
         self.happening = [[one, one.times or -1] for one in (*case.fault, *suite.test.fault)]
-
-        def clock_ns() -> int:
-            return round(loop.time() * 1e9)
-
-        def target_of(path: str, call: CallPlan) -> InProcessTarget:
-            core: Any = StepCore(self, path, call.signature)
-            return InProcessTarget(call.target, core, clock_ns=clock_ns)
-
-        draws = random.Random(case.seed)  # noqa: S311  # no secret
-        runtime = Runtime({}, clock_ns, draws, is_pinning_allowed=True, target_of=target_of)
+        core: Any = partial(StepCore, self)
+        runtime = Runtime(
+            {},
+            lambda: round(loop.time() * 1e9),
+            random.Random(case.seed),  # noqa: S311  # no secret
+            is_pinning_allowed=True,
+            target_of=lambda path, call: InProcessTarget(call.target, core(path, call), clock_ns=runtime.clock_ns),
+        )
         executor = GraphExecutor(suite.plan, runtime)
         for _ in range(case.requests or 1):
-            start_ns, (call, context) = clock_ns(), suite.request(case)
+            start_ns, (call, context) = runtime.clock_ns(), suite.request(case)
             try:
                 context.priority, timeout_us = scheduling_parameters(call.parameters)
                 limits_us = [limit_us for limit_us in (case.timeout_ms * 1000, timeout_us) if limit_us]
@@ -237,31 +220,31 @@ class CaseResult:
                 self.answers, self.error = [Answer(one, {}) for one in answers if not one.is_null], None
             except WeftError as error:
                 self.answers, self.error = (), error
-            self.graph_ms = (clock_ns() - start_ns) / 1e6
+            self.graph_ms = (runtime.clock_ns() - start_ns) / 1e6
             self.path = dict(context.trailing_metadata).get(PATH_HEADER, "")
-        while runtime.shadows.num_inflight:
-            await asyncio.sleep(0.001)  # of the fake clock
+        while runtime.shadows.num_inflight:  # noqa: ASYNC110  # the clock is a fake
+            await asyncio.sleep(0.001)
         for one in runtime.step_counters:
             self.statuses[one.path] = {*one.failures, *(["OK"] if any(one.latency.counts) else [])}
 
     def compare(self, *, is_update: bool) -> Iterator[str]:
         """What is not as the case expects."""
         case, suite, error = self.case, self.suite, self.error
-        if error is not None and (error.code != case.error or case.message not in error.message):
-            yield f"expected {case.error or 'an answer'} {case.message!r}, got {error.code}: {error.message}"
-        if error is None and case.error:
-            yield f"expected {case.error}, got an answer"
+        got = f"{error.code}: {error.message}" if error is not None else "an answer"
+        if not (got.startswith(f"{case.error}: ") and case.message in got if case.error else error is None):
+            yield f"expected {f'{case.error} {case.message}'.strip() or 'an answer'}, got {got}"
         expected = [one.output for one in case.response] or [case.output] * len(self.answers)
         if len(expected) != len(self.answers) and error is None:
             yield f"expected {len(expected)} responses, got {len(self.answers)}"
         for number, (values, answer) in enumerate(zip(expected, self.answers, strict=False)):
-            try:
-                for one in values:
-                    _check(one, answer, suite)
-                if case.golden:
-                    _check_golden(answer, suite, f"{case.name}.{number}", is_update=is_update)
-            except (AssertionError, WeftError, OSError) as failure:
-                yield str(failure).strip()
+            checks = [partial(_check, one, answer, suite) for one in values]
+            if case.golden:
+                checks.append(partial(_check_golden, answer, suite, f"{case.name}.{number}", is_update=is_update))
+            for check in checks:
+                try:
+                    check()
+                except (AssertionError, WeftError) as failure:
+                    yield str(failure).strip()
         if case.path not in ("", self.path):
             yield f"expected path {case.path}"
         ran = {path for path, statuses in self.statuses.items() if statuses - {SKIPPED}}
@@ -274,9 +257,9 @@ class CaseResult:
 def _check(expected: pb.Values, answer: Answer, suite: Suite) -> None:
     """Raise AssertionError unless an output is as expected."""
     name, array = expected.name, answer.get(expected.name)
-    if array is None or expected.absent:
-        if (array is None) != expected.absent:
-            raise AssertionError(f"output '{name}' is {'not ' if array is None else ''}there")
+    if (array is None) != expected.absent:
+        raise AssertionError(f"output '{name}' is {'not ' if array is None else ''}there")
+    if array is None:
         return
     value, datatype = suite.value_of(expected), datatype_of(array)
     shape = [-1 if dim == -1 else size for dim, size in zip([*expected.dims, *array.shape], array.shape, strict=False)]
@@ -284,7 +267,7 @@ def _check(expected: pb.Values, answer: Answer, suite: Suite) -> None:
     for what, wanted, got in (("shape", expected.dims, shape), ("the greatest at", expected.top_1, places)):
         if wanted and [*wanted] != got:
             raise AssertionError(f"output '{name}': expected {what} {[*wanted]}, got {got}")
-    if expected.contains and not all(expected.contains.encode() in one for one in array.flat):
+    if expected.contains and not all(expected.contains in str(plain(one)) for one in array.flat):
         raise AssertionError(f"output '{name}': expected {expected.contains!r} in {[*map(plain, array.flat)]}")
     if value is not None:
         elements = array_of(value, datatype, what=f"value of '{name}'")
@@ -306,10 +289,10 @@ def _check_golden(answer: Answer, suite: Suite, title: str, *, is_update: bool) 
 class StepCore(FakeCore):
     """Answers the calls of one step: by a fault, a fake, or the real model."""
 
-    def __init__(self, run: CaseResult, path: str, signature: ModelSignature) -> None:
+    def __init__(self, run: CaseResult, path: str, call: CallPlan) -> None:
         super().__init__({})
         self.faults: list[Any] = run.faults
-        self._run, self._suite, self._path, self._signature = run, run.suite, path, signature
+        self._run, self._suite, self._path, self._signature = run, run.suite, path, call.signature
 
     @override
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
@@ -333,8 +316,8 @@ class StepCore(FakeCore):
         """What happens to the next call; empty if nothing does."""
         for entry in self._run.happening:
             fault, left = entry
-            around = tuple(f"{one}/" for one in self._suite.steps[fault.step]) if fault.step else ()
-            if left and (fault.model == model or f"{self._path}/".startswith(around)):
+            around = tuple(f"{one}/" for one in self._suite.steps[fault.step]) if fault.step else ""
+            if left and fault.model in ("", model) and f"{self._path}/".startswith(around):
                 entry[1] -= 1
                 return fault
         return pb.Fault()
@@ -346,16 +329,13 @@ def zeros_of(signature: ModelSignature) -> dict[str, Any]:
 
 
 def cases(graph: Any, text: str = "") -> list[CaseResult]:
-    """Run the cases of a ``cases.pbtxt``, or cases in a text with a graph that was made in Python.
-
-    Raises AssertionError: A case fails. PbtxtError: The file, the text or the graph has errors.
-    """
+    """Run the cases of a file, or of a text with a graph made in Python. Raises AssertionError: A case fails."""
     if isinstance(graph, str | Path):
         suites = suites_of(Path(graph), {})
     else:
-        test, positions = parse(text, pb.GraphTest(), file="cases")
-        suites = [Suite(Path("cases"), test, positions, graph.source, graph.catalog, graph.graphs)]
+        parsed = parse(text, pb.GraphTest(), file="cases")
+        suites = [Suite(Path("cases"), *parsed, graph.source, graph.catalog, graph.graphs)]
     results = [one for suite in suites for one in suite.run()]
-    if failed := [f"{one.suite.title}: {one.name}: {fault}" for one in results for fault in one.faults]:
+    if failed := [f"{one.title}: {fault}" for one in results for fault in one.faults]:
         raise AssertionError("\n".join(failed))
     return results

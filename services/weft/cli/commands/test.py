@@ -50,17 +50,13 @@ def run(options: argparse.Namespace) -> int:
     if options.junit is not None:
         options.junit.write_bytes(_junit(results))
     if options.json:
-        keys = ("path", "ms", "graph_ms", "faults")
-        cases = [
-            {"graph": one.suite.title, "name": one.name} | {key: getattr(one, key) for key in keys} for one in results
-        ]
+        keys = ("title", "path", "ms", "graph_ms", "faults")
+        cases = [{key: getattr(one, key) for key in keys} for one in results]
         print(json.dumps({"cases": cases, "reached": reached}))
-    else:
+    elif results:
         print(_table(results, reached))
     if found or not results:
-        print(
-            render(found) or f"weft test: there is no case; write a {_FILENAME} beside a graph.pbtxt", file=sys.stderr
-        )
+        print(render(found) or f"weft test: no case; write a {_FILENAME} beside a graph.pbtxt", file=sys.stderr)
         return 2
     least = min(100 * sum(parts.values()) / len(parts) for parts in reached.values())
     return int(any(one.faults for one in results) or least < options.require_coverage)
@@ -85,9 +81,7 @@ def _reached(results: Sequence[CaseResult]) -> Mapping[str, Mapping[str, bool]]:
             kind = "fallback" if ">" in step.path.rpartition("/")[2] else node.kind
             parts[f"{'step' if kind == 'sequence' else kind} {step.path}"] |= bool(statuses[step.path] - {SKIPPED})
             if step.defaults:
-                last = step
-                while last.fallback is not None:
-                    last = last.fallback
+                last = step.fallback or step
                 is_used = SKIPPED in statuses[step.path] or statuses[last.path] - {"OK", SKIPPED}
                 parts[f"default of {step.path}"] |= bool(is_used)
     return reached
@@ -95,11 +89,10 @@ def _reached(results: Sequence[CaseResult]) -> Mapping[str, Mapping[str, bool]]:
 
 def _table(results: Sequence[CaseResult], reached: Mapping[str, Mapping[str, bool]]) -> str:
     """A line for each case, with milliseconds and path, and below it what is not as expected; then the coverage."""
-    names = [f"{one.suite.title}  {one.name}" for one in results]
-    width = max(map(len, [*names, "case"]))
+    width = max([4, *(len(one.title) for one in results)])
     lines = [f"{'case':<{width}}  result       ms  path"]
-    for name, one in zip(names, results, strict=True):
-        lines.append(f"{name:<{width}}  {'FAILED' if one.faults else 'passed'}  {one.ms:7.1f}  {one.path}")
+    for one in results:
+        lines.append(f"{one.title:<{width}}  {'FAILED' if one.faults else 'passed'}  {one.ms:7.1f}  {one.path}")
         lines += [f"    {line}" for text in one.faults for line in str(text).splitlines()]
     for title, parts in reached.items():
         num_reached = sum(parts.values())
@@ -110,10 +103,9 @@ def _table(results: Sequence[CaseResult], reached: Mapping[str, Mapping[str, boo
 
 
 def _junit(results: Sequence[CaseResult]) -> bytes:
-    num_failed = sum(bool(one.faults) for one in results)
-    root = Xml.Element("testsuite", name="weft", tests=str(len(results)), failures=str(num_failed))
+    root = Xml.Element("testsuite", name="weft", tests=str(len(results)))
     for one in results:
-        names = {"classname": one.suite.title, "name": printable(one.name), "file": str(one.suite.path)}
+        names = {"classname": one.suite.title, "name": printable(one.case.name), "file": str(one.suite.path)}
         case = Xml.SubElement(root, "testcase", names, time=f"{one.ms / 1e3:.4f}")
         if one.faults:
             Xml.SubElement(case, "failure", message="not as expected").text = printable("\n".join(one.faults))
