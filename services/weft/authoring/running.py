@@ -232,6 +232,14 @@ class LoadedGraph:
                     if not result.is_null and (result.outputs or not result.is_final):
                         yield answer
 
+    def ask(self, call: InferCall, context: CallContext) -> list[InferResult]:
+        """All responses to a call of a model that the graph reaches, in a ``with`` block."""
+
+        async def asking() -> list[InferResult]:
+            return [result async for result in self._target.stream_infer(call, context)]
+
+        return self._result(asking())
+
     def _request(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> tuple[InferCall, CallContext]:
         call, context = request_of(self._signature, inputs, **options)
         call.parameters = {TRACE_PARAMETER: True, **call.parameters}

@@ -103,6 +103,7 @@ COMMANDS = {
     "stubs": "write the types of models and graphs for mypy, pyright and editors",
     "key": "make a key for a client",
     "check": "check graph.pbtxt and config.pbtxt files",
+    "test": "run the cases beside graphs, on a fake clock",
     "draw": "draw a graph",
     "diff": "show what a change of a graph means for its clients, its users and its costs",
     "explain": "show which path a request takes through a graph",
@@ -125,8 +126,8 @@ SECTIONS = {
     "change": (
         "weft check mine --repository mine",
         (
-            *("check", "draw", "diff", "explain", "lsp", "lock", "stubs", "rollout", "rollback", "record", "replay"),
-            "key",
+            *("check", "test", "draw", "diff", "explain", "lsp", "lock", "stubs", "rollout", "rollback", "record"),
+            *("replay", "key"),
         ),
     ),
     "measure": ("weft top --url 127.0.0.1:8002", ("top", "plan", "tune")),

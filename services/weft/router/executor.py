@@ -212,6 +212,7 @@ class GraphExecutor:
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, start_ns + self._timeout_ns)
         scope = RequestScope(call.parameters, context.headers, call.request_id, context.priority, deadline_ns)
+        scope.clock_ns = self._runtime.clock_ns
         is_traced = telemetry.is_enabled()
         headers = forwarded_headers(context.headers, is_traced=is_traced)
         request = GraphRequest(scope, headers, context, is_traced, captures=selection.captures)
@@ -299,7 +300,7 @@ class Assembly:
         runtime, inner = self._runtime, plan.action
         parts = StreamParts(counters, runtime.clock_ns, plan.is_soft)
         if isinstance(inner, CallPlan):
-            target = runtime.targets[inner.target]
+            target = runtime.target_of(plan.path, inner) if runtime.target_of else runtime.targets[inner.target]
             kind = StreamAction if inner.signature.is_decoupled else CallAction
             return kind(plan, inner, target, context, node, parts)
         is_tentative = bool(plan.fallback or plan.is_soft or any(one.repeats_failures for one in plan.policies))

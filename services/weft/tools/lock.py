@@ -5,7 +5,7 @@ from pathlib import Path
 
 from weft.base.repository.layout import version_order
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.base.text.pbtxt import Diagnostic, PbtxtError, parse
+from weft.base.text.pbtxt import PbtxtError, diagnostic, parse
 from weft.base.text.pbtxt_writer import one_line
 from weft.router.repository.config import signature_of
 from weft_protos import graph_service_pb2 as pb
@@ -54,8 +54,7 @@ def read_lock(path: Path) -> list[pb.ModelSignature]:
             text = f"model '{model.name}' version {model.version} is there twice"
         seen.add(key)
         if text:
-            line, column = positions.find(f"model[{i}]")
-            faults.append(Diagnostic(str(path), line, column, text, source_line=positions.source_line(line)))
+            faults.append(diagnostic(str(path), positions, positions.find(f"model[{i}]"), text))
     if faults:
         raise PbtxtError(faults)
     return list(lock.model)
