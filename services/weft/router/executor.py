@@ -28,6 +28,7 @@ from weft.router.requests import ROUTE_HEADER, GraphAnswers, Routes, Selection, 
 from weft.router.runtime import Runtime
 from weft.router.steps.action import Action, Attempt, Defaults, ErrorContext, Limited, PolicyParts, StepPolicyPlan
 from weft.router.steps.call import CallAction, StreamAction
+from weft.router.steps.mirror import Mirror
 from weft.router.steps.node import Node, NodeAction, NodeParts, OperatorPlan, ShadowedNode, reshape_slots
 from weft.router.steps.responses import StreamParts
 from weft.router.steps.run import GraphRequest, Run, earlier
@@ -88,9 +89,12 @@ class GraphExecutor:
         execution = self.begin(call, context)
         try:
             await execution.work()
-            return self.result(execution, call)
-        finally:
-            self.end(execution, context)
+            result = self.result(execution, call)
+        except BaseException as error:
+            self.end(execution, context, error)
+            raise
+        self.end(execution, context)
+        return result
 
     def begin(self, call: InferCall, context: CallContext, *, is_collected: bool = False) -> Execution:
         """Begin a valid call; ``end`` must follow.
@@ -132,16 +136,23 @@ class GraphExecutor:
             parameters[INCOMPLETE_PARAMETER] = "; ".join(run.request.broken)
         return InferResult(signature.name, signature.version, call.request_id, parameters, outputs)
 
-    def end(self, execution: Execution, context: CallContext) -> None:
-        """End a request, successful or not; add its path to the trailing metadata."""
+    def end(self, execution: Execution, context: CallContext, error: BaseException | None = None) -> None:
+        """End a request, failed with ``error`` or not; add its path to the trailing metadata."""
         runtime, record = self._runtime, execution.run.record
         if self._admission is not None:
             self._admission.leave(runtime.clock_ns() - execution.start_ns)
         usual_path = execution.selection.usual_path
         path = path_text(record) if usual_path is None else usual_path.text_of(record)
         context.trailing_metadata.append((PATH_HEADER, path))
+        if runtime.recent is not None:
+            scope, signature = execution.run.request.scope, self.plan.signature
+            runtime.recent.add(
+                record, path, signature.name, signature.version, scope.request_id, context, execution.start_ns, error
+            )
         if pulls := execution.run.request.pulls:
             settle(pulls, record)
+        for callback in execution.run.request.on_end:
+            callback()
 
     async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """Yield the responses of a decoupled graph to a valid call as they are made; the last is final.
@@ -154,7 +165,7 @@ class GraphExecutor:
         """
         name, version = self.plan.signature.name, self.plan.signature.version
         is_traced, is_over = call.parameters.get(TRACE_PARAMETER) is True, False
-        execution = self.begin(call, context)
+        execution, failure = self.begin(call, context), None
         try:
             async with contextlib.aclosing(self._responses(execution)) as responses:
                 async for response in responses:
@@ -165,8 +176,11 @@ class GraphExecutor:
                         result.parameters = {**result.parameters, INCOMPLETE_PARAMETER: "; ".join(broken)}
                     result.is_final, result.is_unordered = is_over, True
                     yield result
+        except BaseException as error:
+            failure = error
+            raise
         finally:
-            self.end(execution, context)
+            self.end(execution, context, failure)
         if is_over:
             return
         execution.run.request.response_parameters, execution.outputs = {}, {}
@@ -198,6 +212,7 @@ class GraphExecutor:
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, start_ns + self._timeout_ns)
         scope = RequestScope(call.parameters, context.headers, call.request_id, context.priority, deadline_ns)
+        scope.clock_ns = self._runtime.clock_ns
         is_traced = telemetry.is_enabled()
         headers = forwarded_headers(context.headers, is_traced=is_traced)
         request = GraphRequest(scope, headers, context, is_traced, captures=selection.captures)
@@ -267,7 +282,17 @@ class Assembly:
             timeout_ms=timeout_ms,
             fallbacks=[self.step(fallback, node, graph, stands_in=True) for fallback in _fallbacks(plan)],
         )
-        return step if plan.shadow is None else ShadowStep(step, plan.shadow, runtime, counters)
+        return (
+            step if plan.shadow is None else ShadowStep(step, plan.shadow, runtime, counters, self._mirror(plan, node))
+        )
+
+    def _mirror(self, plan: StepPlan, node: NodePlan) -> Mirror | None:
+        compare, context, runtime = plan.shadow and plan.shadow.compare, self.error_context, self._runtime
+        if not compare or node.streams:
+            return None
+        rollout = node.rollout and runtime.rollouts.register(context.graph, node.path, node.rollout)
+        counters = runtime.step_counters.of(context.graph, context.version, plan.path)
+        return Mirror(compare, plan, node, counters, rollout)
 
     def _action(
         self, plan: StepPlan, node: NodePlan, graph: str, context: ErrorContext, counters: StepCounters
@@ -275,7 +300,7 @@ class Assembly:
         runtime, inner = self._runtime, plan.action
         parts = StreamParts(counters, runtime.clock_ns, plan.is_soft)
         if isinstance(inner, CallPlan):
-            target = runtime.targets[inner.target]
+            target = runtime.target_of(plan.path, inner) if runtime.target_of else runtime.targets[inner.target]
             kind = StreamAction if inner.signature.is_decoupled else CallAction
             return kind(plan, inner, target, context, node, parts)
         is_tentative = bool(plan.fallback or plan.is_soft or any(one.repeats_failures for one in plan.policies))

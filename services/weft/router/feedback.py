@@ -1,14 +1,19 @@
-"""``weft.graph.GraphService`` of a router: feedback for bandits, signatures of models."""
+"""``weft.graph.GraphService`` of a router: feedback for bandits, signatures of models, recordings."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import TypeVar, cast
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.base.security.access import check_model
+from weft.base.security.access import allows, caller_name, check_model
 from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm, bandit_choices
+from weft.router.observe import Observer, picture
 from weft.router.repository.config import signatures_of
 from weft.router.repository.table import GraphTable, GraphVersion
+from weft.router.rollouts.counts import ArmCounts
+from weft.router.rollouts.machine import examine, share_now
+from weft.router.rollouts.owner import KnownRollout, RolloutMember
 from weft.router.serving import serving_of
 from weft.router.targets.catalog import TargetCatalog
 from weft.v2.protocol.services import add_service, method_handlers
@@ -20,8 +25,10 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GraphService"].full_name
 
 _MAX_SHOWN_CHARS = 80
 
-#: Gives the response of the one that knows the request; None if none does. Raises AlreadyExistsError.
-Siblings = Callable[[pb.GraphFeedbackRequest], Awaitable[pb.GraphFeedbackResponse | None]]
+#: Gives the response of the one that got the request after that time of the monotonic clock; None if none did.
+Siblings = Callable[[pb.GraphFeedbackRequest, int], Awaitable[pb.GraphFeedbackResponse | None]]
+#: Starts, ends or describes recordings of graphs that there are.
+Record = Callable[[pb.RecordingRequest], Awaitable[pb.RecordingResponse]]
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -47,17 +54,29 @@ class GraphServicer:
     """Serves ``weft.graph.GraphService``.
 
     Args:
-        siblings: Forwards feedback for a request that this router does not know to the other workers; None: there are
-            none.
+        observer: Answers ``Observe``.
+        siblings: Forwards feedback to the worker that got the request, or the latest with its id; None: there are none.
     """
 
     def __init__(
-        self, graphs: GraphTable, bandits: BanditStore, catalog: TargetCatalog, siblings: Siblings | None = None
+        self,
+        graphs: GraphTable,
+        bandits: BanditStore,
+        catalog: TargetCatalog,
+        observer: Observer,
+        record: Record,
+        rollouts: RolloutMember,
+        set_weights: Callable[[pb.SetWeightsRequest], Awaitable[pb.SetWeightsResponse]],
+        siblings: Siblings | None = None,
     ) -> None:
+        self._observer = observer
         self.edge = CallBoundary("weft.router")
         self._graphs = graphs
         self._bandits = bandits
         self._catalog = catalog
+        self._record = record
+        self._rollouts = rollouts
+        self._set_weights = set_weights
         self._siblings = siblings
 
     def add_to(self, server: grpc.aio.Server) -> tuple[str]:
@@ -74,15 +93,10 @@ class GraphServicer:
             raise InvalidArgumentError("'reward' is missing; give a number from 0 (worst) to 1 (best)")
         match request.WhichOneof("request"):
             case "request_id":
-                try:
-                    return rewarded(self._bandits, request)
-                except NotFoundError:
-                    if self._siblings is None:
-                        raise
-                    response = await self._siblings(request)
-                    if response is None:
-                        raise
-                    return response
+                since_ns = self._bandits.recent.time_ns(request.graph, request.request_id)
+                if self._siblings is not None and (found := await self._siblings(request, since_ns)) is not None:
+                    return found
+                return rewarded(self._bandits, request)
             case "path":
                 arms = self._bandits.reward_choices(request.graph, self._choices(request), request.reward)
             case _:
@@ -115,6 +129,59 @@ class GraphServicer:
             ]
         )
 
+    @_answering
+    async def Observe(self, request: pb.ObserveRequest, context: Context) -> pb.ObserveResponse:
+        """What all graphs that the caller may use do now."""
+        return await self._observer.observe(request)
+
+    @_answering
+    async def GraphPicture(self, request: pb.GraphSourceRequest, context: Context) -> pb.GraphPictureResponse:
+        """The picture of what serves."""
+        check_model(request.graph)
+        found = self._graph(request.graph, str(request.version) if request.version else "")
+        return await asyncio.to_thread(picture, serving_of(found).plan)
+
+    @_answering
+    async def Recording(self, request: pb.RecordingRequest, context: Context) -> pb.RecordingResponse:
+        """Start, end or describe; ``graph_service.proto`` lists the statuses."""
+        if request.graph or request.action == request.START:
+            check_model(request.graph)
+            self._graph(request.graph)
+        return await self._record(request)
+
+    @_answering
+    async def Rollout(self, request: pb.RolloutRequest, context: Context) -> pb.RolloutResponse:
+        """Tell how rollouts stand, or change one."""
+        rollouts = self._rollouts_of(request)
+        action = pb.RolloutRequest.Action.Name(request.action) if request.action else ""
+        if action and len(rollouts) != 1:
+            nodes = ", ".join(one.name for one in rollouts)
+            raise InvalidArgumentError(f"graph '{request.graph}' has rollouts of nodes {nodes}; give one 'node'")
+        known = await self._rollouts.look(*rollouts, action=action, who=caller_name())
+        return pb.RolloutResponse(rollout=map(_rollout_message, known))
+
+    @_answering
+    async def SetWeights(self, request: pb.SetWeightsRequest, context: Context) -> pb.SetWeightsResponse:
+        """Change the weights of a splitter."""
+        check_model(request.graph)
+        return await self._set_weights(request)
+
+    def _rollouts_of(self, request: pb.RolloutRequest) -> list[Rollout]:
+        """Those that are meant. Raises NotFoundError or InvalidArgumentError."""
+        if request.action not in pb.RolloutRequest.Action.values():
+            raise InvalidArgumentError(f"no action of a rollout has the number {request.action}")
+        if not request.graph:
+            if request.action != pb.RolloutRequest.STATUS:
+                raise InvalidArgumentError("'graph' is missing; without it only STATUS is told")
+            return [one for name in self._graphs.graphs if allows(name) for one in self._graphs.rollouts(name)]
+        check_model(request.graph)
+        found = self._graphs.rollouts(request.graph)
+        rollouts = [one for one in found if request.node in ("", one.name, one.node)]
+        if not rollouts:
+            at = f" at node '{request.node[:_MAX_SHOWN_CHARS]}'" if request.node else ""
+            raise NotFoundError(f"graph '{request.graph}' has no rollout{at}; 'rollout' of a splitter makes one")
+        return rollouts
+
     def _graph(self, name: str, version: str = "") -> GraphVersion:
         """Raises NotFoundError."""
         found = self._graphs.find(name, version)
@@ -139,9 +206,9 @@ class GraphServicer:
         raise failure or NotFoundError(f"no version of graph '{request.graph}' is loaded")
 
 
-def rewarded(bandits: BanditStore, request: pb.GraphFeedbackRequest) -> pb.GraphFeedbackResponse:
+def rewarded(bandits: BanditStore, request: pb.GraphFeedbackRequest, after_ns: int = 0) -> pb.GraphFeedbackResponse:
     """Count a reward for a request identified by its id. Raises like ``BanditStore.reward_request``."""
-    arms = bandits.reward_request(request.graph, request.request_id, request.reward)
+    arms = bandits.reward_request(request.graph, request.request_id, request.reward, after_ns)
     return pb.GraphFeedbackResponse(arm=map(_arm_message, arms))
 
 
@@ -153,4 +220,41 @@ def _arm_message(known: KnownArm) -> pb.Arm:
         num_pulls=arm.num_pulls,
         num_rewards=arm.num_rewards,
         reward_sum=arm.reward_sum,
+    )
+
+
+def _rollout_message(known: KnownRollout) -> pb.RolloutStatus:
+    rollout, state = known.rollout, known.rollout.state
+    return pb.RolloutStatus(
+        graph=rollout.graph,
+        node=rollout.name,
+        candidate=rollout.plan.candidate,
+        phase=pb.RolloutStatus.Phase.Value(state.phase),
+        percent=100 * share_now(rollout.plan, state),
+        step=state.step,
+        num_steps=len(rollout.plan.shares),
+        revision=state.revision,
+        changed_unix_ns=state.changed_unix_ns,
+        verdict=known.verdict,
+        candidate_arm=_side_message(known.counts[0]),
+        baseline_arm=_side_message(known.counts[1]),
+        guard=[
+            pb.GuardStatus(**{name: getattr(one, name) for name in pb.GuardStatus.DESCRIPTOR.fields_by_name})
+            for one in examine(rollout.plan, state, *known.counts)
+        ],
+        owner=known.owner,
+        history=state.history,
+    )
+
+
+def _side_message(counts: ArmCounts) -> pb.RolloutArm:
+    return pb.RolloutArm(
+        num_requests=counts.num_requests,
+        num_errors=counts.num_errors,
+        p50_ms=counts.quantile_ms(0.5),
+        p99_ms=counts.quantile_ms(0.99),
+        num_scores=counts.num_scores,
+        score_mean=counts.score_sum / max(counts.num_scores, 1),
+        num_compared=counts.num_compared,
+        num_agreed=counts.num_agreed,
     )

@@ -12,8 +12,12 @@ from weft.language.syntax.file import GraphSource
 from weft.router.reporting.counters import StepCounters
 from weft.router.repository.files import VersionFile
 from weft.router.repository.serving import ServingGraph, why_degraded, why_not_ready
+from weft.router.rollouts.store import Rollout
 from weft.router.targets.catalog import TargetCatalog
 from weft_protos.model_config_pb2 import ModelConfig
+
+#: Reason of a version that a rollback took out of service.
+ROLLED_BACK = "rolled back"
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +49,11 @@ class GraphVersion:
     def label(self) -> str:
         """Name and version, for messages."""
         return f"graph '{self.file.name}' version {self.file.version}"
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its statistics are told without its name: it is in service, or was until it was rolled back."""
+        return self.is_wanted or self.reason == ROLLED_BACK
 
     def put(self, serving: ServingGraph) -> None:
         """Put a graph into service."""
@@ -129,6 +138,19 @@ class GraphTable:
             return []
         entries = [entry] if version else [entry, *reversed(self.graphs[name].versions.values())]
         return list({id(e): e.serving.plan for e in entries if e.serving is not None}.values())
+
+    def rollouts(self, name: str) -> list[Rollout]:
+        """The rollouts of a graph; of versions with rollouts of one node, that of the default one, or else of the last.
+
+        Raises NotFoundError.
+        """
+        entry = self.find(name, "")
+        if entry is None:
+            raise NotFoundError(f"'{name[:80]}' is no graph of this router")
+        found: dict[str, Rollout] = {}
+        for one in (*self.graphs[name].versions.values(), entry):
+            found |= {rollout.node: rollout for rollout in (one.serving.rollouts if one.serving is not None else ())}
+        return list(found.values())
 
     def served(self, name: str) -> Mapping[str, GraphSource]:
         """The sources in service under a name, by version."""
