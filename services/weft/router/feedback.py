@@ -1,5 +1,6 @@
 """``weft.graph.GraphService`` of a router: feedback for bandits, signatures of models."""
 
+import time
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import TypeVar, cast
@@ -10,8 +11,10 @@ from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm, bandi
 from weft.router.repository.config import signatures_of
 from weft.router.repository.table import GraphTable, GraphVersion
 from weft.router.rollouts.counts import ArmCounts
-from weft.router.rollouts.machine import examine, share_now
-from weft.router.rollouts.owner import KnownRollout, RolloutMember
+from weft.router.rollouts.machine import advance, examine, share_now
+from weft.router.rollouts.owner import RolloutMember, sums_of
+from weft.router.rollouts.shared import Document
+from weft.router.rollouts.store import Rollout
 from weft.router.serving import serving_of
 from weft.router.targets.catalog import TargetCatalog
 from weft.v2.protocol.services import add_service, method_handlers
@@ -128,8 +131,8 @@ class GraphServicer:
         if action and len(rollouts) != 1:
             nodes = ", ".join(one.name for one in rollouts)
             raise InvalidArgumentError(f"graph '{request.graph}' has rollouts of nodes {nodes}; give one 'node'")
-        known = await self._rollouts.look(*rollouts, action=action, who=caller_name())
-        return pb.RolloutResponse(rollout=map(_rollout_message, known))
+        document = await self._rollouts.look(*rollouts, action=action, who=caller_name())
+        return pb.RolloutResponse(rollout=[_rollout_message(one, document) for one in rollouts])
 
     @_answering
     async def SetWeights(self, request: pb.SetWeightsRequest, context: Context) -> pb.SetWeightsResponse:
@@ -194,26 +197,28 @@ def _arm_message(known: KnownArm) -> pb.Arm:
     )
 
 
-def _rollout_message(known: KnownRollout) -> pb.RolloutStatus:
-    rollout, state = known.rollout, known.rollout.state
+def _rollout_message(rollout: Rollout, document: Document) -> pb.RolloutStatus:
+    """How it stands over all members; while it runs, ``verdict`` is what it waits for."""
+    plan, state, sides = rollout.plan, rollout.state, sums_of(rollout.key, document)
+    looked_at = advance(plan, state, *sides, time.time_ns())
     return pb.RolloutStatus(
         graph=rollout.graph,
         node=rollout.name,
-        candidate=rollout.plan.candidate,
+        candidate=plan.candidate,
         phase=pb.RolloutStatus.Phase.Value(state.phase),
-        percent=100 * share_now(rollout.plan, state),
+        percent=100 * share_now(plan, state),
         step=state.step,
-        num_steps=len(rollout.plan.shares),
+        num_steps=len(plan.shares),
         revision=state.revision,
         changed_unix_ns=state.changed_unix_ns,
-        verdict=known.verdict,
-        candidate_arm=_side_message(known.counts[0]),
-        baseline_arm=_side_message(known.counts[1]),
+        verdict=(state if looked_at.revision > state.revision else looked_at).verdict,
+        candidate_arm=_side_message(sides[0]),
+        baseline_arm=_side_message(sides[1]),
         guard=[
             pb.GuardStatus(**{name: getattr(one, name) for name in pb.GuardStatus.DESCRIPTOR.fields_by_name})
-            for one in examine(rollout.plan, state, *known.counts)
+            for one in examine(plan, state, *sides)
         ],
-        owner=known.owner,
+        owner=document.owner,
         history=state.history,
     )
 

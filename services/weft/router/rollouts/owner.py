@@ -6,11 +6,10 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 from uuid import uuid4
 
 from weft.base.errors import UnavailableError
@@ -18,9 +17,9 @@ from weft.base.observing.logs import get_logger
 from weft.router.arguments import LEASE
 from weft.router.rollouts.counts import ArmCounts
 from weft.router.rollouts.folder import FolderState
-from weft.router.rollouts.lease import KubernetesApi, LeaseState
-from weft.router.rollouts.machine import PAUSED, PROMOTED, RUNNING, RolloutState, advance, apply
-from weft.router.rollouts.shared import Document, Json, SharedState, plan_of
+from weft.router.rollouts.lease import LeaseState
+from weft.router.rollouts.machine import PAUSED, PROMOTED, RUNNING, advance, apply
+from weft.router.rollouts.shared import Document, Json, SharedState, plan_of, state_of
 from weft.router.rollouts.store import Rollout, RolloutStore
 
 #: Rollouts that are remembered when no graph has them any more, by a router and in the shared state.
@@ -30,10 +29,7 @@ _log = get_logger("weft.router.rollouts")
 
 
 def place_of(where: str, repository: Path, state_dir: Path | None) -> str:
-    """The value of ``--rollouts``, or what it means if it is not given.
-
-    That is the folder ``.weft/rollouts`` of the repository if it can be written, else one in ``state_dir``, else "off".
-    """
+    """The value of ``--rollouts``, or what it means if it is not given."""
     if where:
         return where
     if os.access(repository, os.W_OK):
@@ -46,24 +42,10 @@ def place_of(where: str, repository: Path, state_dir: Path | None) -> str:
 
 def shared_state(place: str) -> SharedState:
     """What a folder, ``LEASE``, or "off", a temporary folder of this process, has."""
-    host = re.sub("[^a-z0-9-]", "-", socket.gethostname().lower())[:40].strip("-") or "router"
-    member = f"{host}-{uuid4().hex[:8]}"
+    member = f"{re.sub('[^a-z0-9]+', '-', socket.gethostname().lower())[:40]}-{uuid4().hex[:8]}"
     if found := LEASE.fullmatch(place):
-        return LeaseState(KubernetesApi(found[3] or ""), found[1], found[2], member)
+        return LeaseState(found[1], found[2], member, url=found[3] or "")
     return FolderState(None if place == "off" else Path(place), member)
-
-
-class KnownRollout(NamedTuple):
-    """A rollout with the counts of the whole group, those of the candidate and of the baseline.
-
-    Attributes:
-        verdict: Of its state, or what it waits for by these counts.
-    """
-
-    rollout: Rollout
-    counts: Sequence[ArmCounts]
-    verdict: str
-    owner: str
 
 
 class RolloutMember:
@@ -71,20 +53,18 @@ class RolloutMember:
 
     Args:
         clock_ns: Unix time.
+
+    Attributes:
+        rollouts: By key: those of the loaded graphs, and the latest before, so that a reload continues their counts.
     """
 
     def __init__(self, store: RolloutStore, shared: SharedState, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._store, self._shared, self._clock_ns = store, shared, clock_ns
         self._lock = asyncio.Lock()
-        self._known: dict[str, Rollout] = {}  # referenced, so that a reload continues their counts
+        self.rollouts: dict[str, Rollout] = {}
         self._decided: set[str] = set()  # of the last edit
         self._failure = ""
         self._following: asyncio.Task[None] | None = None
-
-    @property
-    def rollouts(self) -> list[Rollout]:
-        """Those of the loaded graphs, and the latest that were before them; for any thread."""
-        return list(self._known.values())
 
     async def start(self) -> None:
         """Read the shared state, before graphs load, and follow it from now on."""
@@ -100,29 +80,24 @@ class RolloutMember:
         await self._try_to_look()
         await asyncio.to_thread(self._shared.close)
 
-    async def look(self, *rollouts: Rollout, action: str = "", who: str = "") -> list[KnownRollout]:
+    async def look(self, *rollouts: Rollout, action: str = "", who: str = "") -> Document:
         """Tell counts, decide if this member is the owner, follow; or do an action of a client, as ``apply`` does.
 
-        Returns how ``rollouts`` stand; an action is for the first. Raises InvalidArgumentError or UnavailableError.
+        Returns the document, which has ``rollouts``; an action is for the first of them. Raises InvalidArgumentError or
+        UnavailableError.
         """
         async with self._lock:
-            self._known |= {one.key: one for one in (*self._store, *rollouts)}
-            for key in list(self._known)[:-MAX_KEPT]:
-                del self._known[key]
-            own = {key: _entry(one) for key, one in self._known.items()}
+            self.rollouts |= {one.key: one for one in (*self._store, *rollouts)}
+            for key in list(self.rollouts)[:-MAX_KEPT]:
+                del self.rollouts[key]
+            own = {key: _entry(one) for key, one in self.rollouts.items()}
             edit = partial(self._edit, own, rollouts[0].key if action else "", action, who)
             try:
                 document = await asyncio.to_thread(self._shared.change, edit)
             except OSError as error:
                 raise UnavailableError(f"the shared state of rollouts fails, try again: {error}") from error
             self._take(document)
-        found = []
-        for one in rollouts:
-            arms = _sums(one.key, document)
-            after = advance(one.plan, one.state, *arms, self._clock_ns())
-            verdict = (one.state if after.revision > one.state.revision else after).verdict
-            found.append(KnownRollout(one, arms, verdict, document.owner))
-        return found
+            return document
 
     async def _follow(self) -> None:
         while True:
@@ -157,7 +132,7 @@ class RolloutMember:
                 do = advance
             else:
                 continue
-            state, arms = RolloutState.from_json(entry["state"]), _sums(name, document)
+            state, arms = state_of(entry), sums_of(name, document)
             after = do(plan_of(entry), state, *arms, now)
             if after.revision != state.revision:
                 entry |= {"state": after.to_json(), "counts": [arm.to_json() for arm in arms]}
@@ -173,9 +148,9 @@ class RolloutMember:
 
     def _take(self, document: Document) -> None:
         for key, entry in document.rollouts.items():
-            state = self._store.states[key] = RolloutState.from_json(entry["state"])
-            if key in self._known:
-                self._known[key].follow(state)
+            state = self._store.states[key] = state_of(entry)
+            if key in self.rollouts:
+                self.rollouts[key].follow(state)
             if key in self._decided:
                 log = _log.info if state.phase in (RUNNING, PROMOTED) else _log.warning
                 names = (entry["plan"]["candidate"], entry["graph"], entry["node"], state.revision, state.phase)
@@ -196,7 +171,7 @@ def _is_open(entry: Json) -> bool:
     return entry is not None and entry["state"]["phase"] in (RUNNING, PAUSED)
 
 
-def _sums(key: str, document: Document) -> list[ArmCounts]:
+def sums_of(key: str, document: Document) -> list[ArmCounts]:
     """Counts of both sides over all members; of a rollout that is over, those that it ended with."""
     entry = document.rollouts[key]
     told = [one[key] for one in document.counts.values() if key in one] if _is_open(entry) else [entry["counts"]]
