@@ -13,7 +13,7 @@ from weft.router.repository.table import GraphTable, GraphVersion
 from weft.router.rollouts.counts import ArmCounts
 from weft.router.rollouts.machine import advance, examine, share_now
 from weft.router.rollouts.owner import RolloutMember, sums_of
-from weft.router.rollouts.shared import Document
+from weft.router.rollouts.shared import Document, state_of
 from weft.router.rollouts.store import Rollout
 from weft.router.serving import serving_of
 from weft.router.targets.catalog import TargetCatalog
@@ -199,7 +199,7 @@ def _arm_message(known: KnownArm) -> pb.Arm:
 
 def _rollout_message(rollout: Rollout, document: Document) -> pb.RolloutStatus:
     """How it stands over all members; while it runs, ``verdict`` is what it waits for."""
-    plan, state, sides = rollout.plan, rollout.state, sums_of(rollout.key, document)
+    plan, state, sides = rollout.plan, state_of(document.rollouts[rollout.key]), sums_of(rollout.key, document)
     looked_at = advance(plan, state, *sides, time.time_ns())
     return pb.RolloutStatus(
         graph=rollout.graph,

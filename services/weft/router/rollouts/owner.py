@@ -22,6 +22,8 @@ from weft.router.rollouts.machine import PAUSED, PROMOTED, RUNNING, advance, app
 from weft.router.rollouts.shared import Document, Json, SharedState, plan_of, state_of
 from weft.router.rollouts.store import Rollout, RolloutStore
 
+#: How many looks after a decision all members follow it.
+_SETTLED = 1.5
 #: Rollouts that are remembered when no graph has them any more, by a router and in the shared state.
 MAX_KEPT = 100
 
@@ -62,7 +64,7 @@ class RolloutMember:
         self._store, self._shared, self._clock_ns = store, shared, clock_ns
         self._lock = asyncio.Lock()
         self.rollouts: dict[str, Rollout] = {}
-        self._decided: set[str] = set()  # of the last edit
+        self._decided, self._is_alone = set[str](), True  # in the last edit
         self._failure = ""
         self._following: asyncio.Task[None] | None = None
 
@@ -137,6 +139,7 @@ class RolloutMember:
             if after.revision != state.revision:
                 entry |= {"state": after.to_json(), "counts": [arm.to_json() for arm in arms]}
                 self._decided.add(name)
+        self._is_alone = document.counts.keys() <= {self._shared.member}
         by_age = sorted(rollouts, key=lambda name: rollouts[name]["state"]["changed_unix_ns"])
         for name in by_age[:-MAX_KEPT]:
             del rollouts[name]
@@ -149,8 +152,13 @@ class RolloutMember:
     def _take(self, document: Document) -> None:
         for key, entry in document.rollouts.items():
             state = self._store.states[key] = state_of(entry)
-            if key in self.rollouts:
-                self.rollouts[key].follow(state)
+            if (rollout := self.rollouts.get(key)) is not None:
+                since_s = (self._clock_ns() - state.changed_unix_ns) / 1e9
+                wait_s = 0.0 if self._is_alone else _SETTLED * self._shared.period_s - since_s
+                if wait_s <= 0:
+                    rollout.follow(state)
+                else:  # with the others, so that a user does not move back and forth between them
+                    asyncio.get_running_loop().call_later(wait_s, rollout.follow, state)
             if key in self._decided:
                 log = _log.info if state.phase in (RUNNING, PROMOTED) else _log.warning
                 names = (entry["plan"]["candidate"], entry["graph"], entry["node"], state.revision, state.phase)
