@@ -134,7 +134,8 @@ def advance(
         return state
     if now_unix_ns < state.changed_unix_ns:
         state = replace(state, changed_unix_ns=now_unix_ns)
-    if state.candidate_before - candidate != ArmCounts() or state.baseline_before - baseline != ArmCounts():
+    before = state.candidate_before, state.baseline_before
+    if candidate.num_requests < before[0].num_requests or baseline.num_requests < before[1].num_requests:
         state = replace(state, candidate_before=candidate, baseline_before=baseline)
     results = examine(plan, state, candidate, baseline)
     at = f"at {share_now(plan, state) * 100:g} %" if plan.shares else "by feedback"
