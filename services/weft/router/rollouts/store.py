@@ -49,6 +49,8 @@ class RolloutStore:
         found = self._rollouts.get(key)
         if found is None:
             found = self._rollouts[key] = Rollout(graph, node, plan)
+        found.plan = plan  # the other steps may have new weights
+        found.follow(found.state)
         return found
 
     def __iter__(self) -> Iterator[Rollout]:
