@@ -5,7 +5,7 @@ import json
 import os
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -125,7 +125,7 @@ class LeaseState:
 
 
 @contextlib.contextmanager
-def _unless(status: HTTPStatus):
+def _unless(status: HTTPStatus) -> Iterator[None]:
     """Go on behind the block if the server answers with this status."""
     try:
         yield

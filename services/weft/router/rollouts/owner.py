@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import re
 import socket
 import time
@@ -14,32 +13,20 @@ from uuid import uuid4
 
 from weft.base.errors import UnavailableError
 from weft.base.observing.logs import get_logger
-from weft.router.arguments import LEASE
 from weft.router.rollouts.counts import ArmCounts
 from weft.router.rollouts.folder import FolderState
 from weft.router.rollouts.lease import LeaseState
-from weft.router.rollouts.machine import PAUSED, PROMOTED, RUNNING, advance, apply
-from weft.router.rollouts.shared import Document, Json, SharedState, plan_of, state_of
+from weft.router.rollouts.machine import PROMOTED, RUNNING, advance, apply
+from weft.router.rollouts.place import LEASE
+from weft.router.rollouts.shared import Document, Json, SharedState, is_open, plan_of, state_of
 from weft.router.rollouts.store import Rollout, RolloutStore
 
-#: How many looks after a decision all members follow it.
+#: After how many periods all members follow a decision.
 _SETTLED = 1.5
 #: Rollouts that are remembered when no graph has them any more, by a router and in the shared state.
 MAX_KEPT = 100
 
 _log = get_logger("weft.router.rollouts")
-
-
-def place_of(where: str, repository: Path, state_dir: Path | None) -> str:
-    """The value of ``--rollouts``, or what it means if it is not given."""
-    if where:
-        return where
-    if os.access(repository, os.W_OK):
-        return str(repository / ".weft" / "rollouts")
-    if state_dir is not None:
-        return str(state_dir / "rollouts")
-    _log.info("%s cannot be written: rollouts are forgotten at the end, unless --rollouts says where", repository)
-    return "off"
 
 
 def shared_state(place: str) -> SharedState:
@@ -64,7 +51,7 @@ class RolloutMember:
         self._store, self._shared, self._clock_ns = store, shared, clock_ns
         self._lock = asyncio.Lock()
         self.rollouts: dict[str, Rollout] = {}
-        self._decided, self._is_alone = set[str](), True  # in the last edit
+        self._decided: list[str] = []  # in the last edit
         self._failure = ""
         self._following: asyncio.Task[None] | None = None
 
@@ -119,68 +106,59 @@ class RolloutMember:
 
     def _edit(self, own: Mapping[str, Json], key: str, action: str, who: str, document: Document) -> bool:
         """Put what this member knows into the document, then act or decide; runs on a thread, maybe again."""
-        before, now = document.text, self._clock_ns()
-        self._decided = set()
-        rollouts = document.rollouts
+        before, now, rollouts = document.text, self._clock_ns(), document.rollouts
+        self._decided = []
         for name, entry in own.items():
             if name not in rollouts or rollouts[name]["state"]["revision"] < entry["state"]["revision"]:
                 rollouts[name] = {**entry, "counts": []}  # it is new, or the document was lost
                 rollouts[name]["state"]["changed_unix_ns"] = entry["state"]["changed_unix_ns"] or now
         document.counts[self._shared.member] = {name: entry["counts"] for name, entry in own.items()}
+        is_alone = len(document.counts) == 1
         for name, entry in rollouts.items():
+            plan, state, (candidate, baseline) = plan_of(entry), state_of(entry), sums_of(name, document)
+            after = state
             if name == key:
-                do = partial(apply, action, who=who)
-            elif _is_open(entry) and document.owner == self._shared.member:
-                do = advance
-            else:
-                continue
-            state, arms = state_of(entry), sums_of(name, document)
-            after = do(plan_of(entry), state, *arms, now)
+                after = apply(action, plan, state, candidate, baseline, now, who)
+            elif document.owner == self._shared.member:
+                after = advance(plan, state, candidate, baseline, now)
             if after.revision != state.revision:
-                entry |= {"state": after.to_json(), "counts": [arm.to_json() for arm in arms]}
-                self._decided.add(name)
-        self._is_alone = document.counts.keys() <= {self._shared.member}
-        by_age = sorted(rollouts, key=lambda name: rollouts[name]["state"]["changed_unix_ns"])
-        for name in by_age[:-MAX_KEPT]:
+                entry["state"], entry["counts"] = after.to_json(), [candidate.to_json(), baseline.to_json()]
+                entry["from_unix_ns"] = now + int(_SETTLED * self._shared.period_s * 1e9) * (not is_alone)
+                self._decided.append(name)
+        for name in sorted(rollouts, key=lambda name: rollouts[name]["state"]["changed_unix_ns"])[:-MAX_KEPT]:
             del rollouts[name]
         for member, told in list(document.counts.items()):
-            document.counts[member] = {name: one for name, one in told.items() if _is_open(rollouts.get(name))}
+            document.counts[member] = {name: one for name, one in told.items() if is_open(rollouts.get(name))}
             if not document.counts[member]:
                 del document.counts[member]
         return document.text != before
 
     def _take(self, document: Document) -> None:
+        loop = asyncio.get_running_loop()
         for key, entry in document.rollouts.items():
             state = self._store.states[key] = state_of(entry)
             if (rollout := self.rollouts.get(key)) is not None:
-                since_s = (self._clock_ns() - state.changed_unix_ns) / 1e9
-                wait_s = 0.0 if self._is_alone else _SETTLED * self._shared.period_s - since_s
+                wait_s = (entry["from_unix_ns"] - self._clock_ns()) / 1e9
                 if wait_s <= 0:
                     rollout.follow(state)
                 else:  # with the others, so that a user does not move back and forth between them
-                    asyncio.get_running_loop().call_later(wait_s, rollout.follow, state)
-            if key in self._decided:
-                log = _log.info if state.phase in (RUNNING, PROMOTED) else _log.warning
-                names = (entry["plan"]["candidate"], entry["graph"], entry["node"], state.revision, state.phase)
-                log("rollout of '%s' in graph '%s', node '%s', revision %d, %s: %s", *names, state.verdict)
+                    loop.call_later(min(wait_s, 2 * self._shared.period_s), rollout.follow, state)
+        for entry in map(document.rollouts.get, self._decided):
+            state = state_of(entry)
+            log = _log.info if state.phase in (RUNNING, PROMOTED) else _log.warning
+            names = (entry["plan"]["candidate"], entry["graph"], entry["node"], state.revision, state.phase)
+            log("rollout of '%s' in graph '%s', node '%s', revision %d, %s: %s", *names, state.verdict)
 
 
 def _entry(one: Rollout) -> Json:
-    return {
-        "graph": one.graph,
-        "node": one.node,
-        "plan": asdict(one.plan),
-        "state": one.state.to_json(),
-        "counts": [one.candidate.to_json(), one.baseline.to_json()],
-    }
+    counts = [one.candidate.to_json(), one.baseline.to_json()]
+    entry = {"graph": one.graph, "node": one.node, "plan": asdict(one.plan), "state": one.state.to_json()}
+    return {**entry, "counts": counts, "from_unix_ns": 0}
 
 
-def _is_open(entry: Json) -> bool:
-    return entry is not None and entry["state"]["phase"] in (RUNNING, PAUSED)
-
-
-def sums_of(key: str, document: Document) -> list[ArmCounts]:
+def sums_of(key: str, document: Document) -> tuple[ArmCounts, ArmCounts]:
     """Counts of both sides over all members; of a rollout that is over, those that it ended with."""
     entry = document.rollouts[key]
-    told = [one[key] for one in document.counts.values() if key in one] if _is_open(entry) else [entry["counts"]]
-    return [sum((ArmCounts.from_json(arms[side]) for arms in told if arms), ArmCounts()) for side in (0, 1)]
+    told = [one[key] for one in document.counts.values() if key in one] if is_open(entry) else [entry["counts"]]
+    sides = [sum((ArmCounts.from_json(arms[side]) for arms in told if arms), ArmCounts()) for side in (0, 1)]
+    return sides[0], sides[1]

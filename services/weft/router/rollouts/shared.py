@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from weft.language.rollouts import RolloutPlan
-from weft.router.rollouts.machine import RolloutState
+from weft.router.rollouts.machine import PAUSED, RUNNING, RolloutState
 
 Json = Any
 _FORMAT = 1
@@ -17,7 +17,8 @@ class Document:
     """The shared state.
 
     Attributes:
-        rollouts: By ``Rollout.key``: graph, node, plan, state, and the counts of both sides at the last decision.
+        rollouts: By ``Rollout.key``: graph, node, plan, state, the counts of both sides at the last decision, and when
+            it is followed.
         counts: Of rollouts that are not over, by member, then key; they stay when the member ends.
         owner: Name of the member that decides.
     """
@@ -39,7 +40,7 @@ class Document:
             if content["format"] != _FORMAT:
                 raise ValueError(f"its format is {content['format']!r}, not {_FORMAT}")
             for entry in content["rollouts"].values():
-                plan_of(entry), state_of(entry)
+                plan_of(entry), state_of(entry), entry["from_unix_ns"]
             return cls(content["rollouts"], content["counts"])
         except (AttributeError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"no router wrote it: {error!r}") from error
@@ -54,6 +55,11 @@ def plan_of(entry: Json) -> RolloutPlan:
 def state_of(entry: Json) -> RolloutState:
     """The state in an entry of ``rollouts``."""
     return RolloutState.from_json(entry["state"])
+
+
+def is_open(entry: Json) -> bool:
+    """Whether an entry is of a rollout that is not over."""
+    return entry is not None and entry["state"]["phase"] in (RUNNING, PAUSED)
 
 
 class SharedState(Protocol):

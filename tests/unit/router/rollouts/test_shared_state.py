@@ -17,7 +17,8 @@ from weft.language.rollouts import RolloutPlan
 from weft.router.rollouts.folder import FolderState
 from weft.router.rollouts.lease import LeaseState
 from weft.router.rollouts.machine import begin
-from weft.router.rollouts.owner import place_of, shared_state
+from weft.router.rollouts.owner import shared_state
+from weft.router.rollouts.place import place_of
 from weft.router.rollouts.shared import Document, SharedState
 
 PLAN = RolloutPlan("new", 1, (1.0, 1.0), (0.1, 1.0), limits={"max_error_rate": 0.1}, digest="d")
@@ -27,6 +28,7 @@ ENTRY = {
     "plan": asdict(PLAN),
     "state": json.loads(json.dumps(begin(PLAN, 1).to_json())),
     "counts": [],
+    "from_unix_ns": 0,
 }
 
 
