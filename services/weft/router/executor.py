@@ -282,17 +282,11 @@ class Assembly:
             timeout_ms=timeout_ms,
             fallbacks=[self.step(fallback, node, graph, stands_in=True) for fallback in _fallbacks(plan)],
         )
-        return (
-            step if plan.shadow is None else ShadowStep(step, plan.shadow, runtime, counters, self._mirror(plan, node))
-        )
-
-    def _mirror(self, plan: StepPlan, node: NodePlan) -> Mirror | None:
-        compare, context, runtime = plan.shadow and plan.shadow.compare, self.error_context, self._runtime
-        if not compare or node.streams:
-            return None
-        rollout = node.rollout and runtime.rollouts.register(context.graph, node.path, node.rollout)
-        counters = runtime.step_counters.of(context.graph, context.version, plan.path)
-        return Mirror(compare, plan, node, counters, rollout)
+        if plan.shadow is None:
+            return step
+        is_compared = plan.shadow.compared and not node.streams
+        mirror = Mirror(plan, node, self.error_context.graph, runtime, counters) if is_compared else None
+        return ShadowStep(step, plan.shadow, runtime, counters, mirror)
 
     def _action(
         self, plan: StepPlan, node: NodePlan, graph: str, context: ErrorContext, counters: StepCounters

@@ -51,7 +51,8 @@ class Bandit:
         self.arms = tuple(arms)
         self._min_pulls = plan.min_pulls
         self._algorithm = plan.algorithm
-        self._arms = Arms(arms, weights, plan.epsilon, generator, known)
+        self._arms = Arms(arms, weights, plan.epsilon, generator)
+        self._arms.known = known or self.arms
 
     def choose(self) -> tuple[int, float]:
         """Choose a step and count a pull; return its index and the probability with which it was drawn.

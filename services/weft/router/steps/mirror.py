@@ -1,14 +1,15 @@
 """Compares the answers of a shadow with those of its node, when both are there."""
 
 import asyncio
+from typing import cast
 
 import numpy as np
 
 from weft.base.errors import WeftError
 from weft.base.tensors import WireTensor, decode
-from weft.language.plan import ComparePlan, NodePlan, StepPlan
+from weft.language.plan import NodePlan, ShadowPlan, StepPlan
 from weft.router.reporting.counters import StepCounters
-from weft.router.rollouts.store import Rollout
+from weft.router.runtime import Runtime
 from weft.router.steps.run import Run
 
 #: Tensors of more bytes are compared on another thread.
@@ -18,21 +19,18 @@ _MAX_BYTES_ON_LOOP = 1 << 18
 class Mirror:
     """Counts, by tensor, how often a shadow agrees with its node.
 
-    Args:
-        rollout: Of the node; its candidate's agreement counts where the candidate gave one of the answers, as the
-            node's step or as the shadow, and another step the other one.
+    In a rollout the agreement counts for the candidate where it gave one of the two answers, as the step that the
+    splitter chose or as the shadow.
     """
 
-    def __init__(
-        self, plan: ComparePlan, step: StepPlan, node: NodePlan, counters: StepCounters, rollout: Rollout | None
-    ) -> None:
-        self._plan = plan
+    def __init__(self, step: StepPlan, node: NodePlan, graph: str, runtime: Runtime, counters: StepCounters) -> None:
+        self._plan = plan = cast("ShadowPlan", step.shadow)
         self._path = step.path
         self._counters = counters
-        self._rollout = rollout
-        self._slots = [(name, slot) for name, slot in node.outputs if name in plan.outputs]
+        self._slots = [(name, slot) for name, slot in node.outputs if name in plan.compared]
         self.captures = {step.path: tuple(name for name, _ in self._slots)}
-        candidate = None if rollout is None else node.steps[rollout.plan.index].action
+        self._rollout = node.rollout and runtime.rollouts.register(graph, node.path, node.rollout)
+        candidate = node.rollout and node.steps[node.rollout.index].action
         self._is_candidate = getattr(candidate, "name", candidate) == getattr(step.action, "name", step.action)
 
     async def compare(self, copy: Run, run: Run, over: asyncio.Event) -> None:
@@ -60,7 +58,7 @@ class Mirror:
             rollout.candidate.num_agreed += all_agree
 
 
-def agrees(mine: WireTensor, theirs: WireTensor, plan: ComparePlan) -> bool:
+def agrees(mine: WireTensor, theirs: WireTensor, plan: ShadowPlan) -> bool:
     """Whether a shadow's tensor agrees with the node's."""
     if mine == theirs:
         return True
