@@ -58,8 +58,8 @@ def test_a_percentile_like_the_base_s_is_not_refused_and_a_slower_one_is() -> No
         alarms += log_wealth_of_slower(mine, base, 1.0) >= -log(LEVEL)
         assert log_wealth_of_slower(mine, {}, 1.0) < 0.0 > log_wealth_of_slower({}, base, 1.0)
     assert alarms <= LEVEL * 200
-    slow, base = Truth(slowdown=1.5).draw(2000, generator), Truth().draw(2000, generator)
-    wealth = [log_wealth_of_slower(slow.runs_by_bin, base.runs_by_bin, ratio) for ratio in (0.5, 1.0, 1.2, 1.6)]
+    slow, usual = (Truth(slowdown=by).draw(2000, generator).runs_by_bin for by in (1.5, 1.0))
+    wealth = [log_wealth_of_slower(slow, usual, ratio) for ratio in (0.5, 1.0, 1.2, 1.6)]
     assert wealth == sorted(wealth, reverse=True)
     assert wealth[2] > -log(LEVEL) > wealth[3]
 
@@ -94,6 +94,6 @@ def test_rollouts_of_an_equal_candidate_are_promoted_and_of_a_bad_one_rolled_bac
     limits = {"max_error_rate": 0.01, "max_p99_ms": P99_MS, "max_p99_ratio": 1.0}
     ends = [simulate(limits, Truth(), seed=seed, shares=(0.3, 1.0), batch=1000, looks=4)[0] for seed in range(10)]
     assert [end.phase for end in ends].count("PROMOTED") >= 9
-    for bad, most in (({"max_error_rate": 0.01}, 1500), ({"max_p99_ratio": 1.0}, 3000)):
+    for bad, most in (({"max_error_rate": 0.01}, 2500), ({"max_p99_ratio": 1.0}, 3000)):
         median, p95, missed = requests_needed(bad, Truth(error_rate=0.03, slowdown=1.5), 0.5, 5)
         assert (0, True) == (missed, median <= p95 <= most)
