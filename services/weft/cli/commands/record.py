@@ -33,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print how recordings stand and return 0; raises WeftError."""
-    request = pb.RecordingRequest(
-        action=pb.RecordingRequest.STOP if options.stop else pb.RecordingRequest.STATUS, graph=options.graph
-    )
+    request = pb.RecordingRequest(graph=options.graph)
     if options.stop:
         request.action = request.STOP
     elif not options.status:
