@@ -5,7 +5,7 @@ from functools import wraps
 from typing import TypeVar, cast
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.base.security.access import check_model
+from weft.base.security.access import allows, check_model
 from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm, bandit_choices
 from weft.router.repository.config import signatures_of
 from weft.router.repository.table import GraphTable, GraphVersion
@@ -126,10 +126,12 @@ class GraphServicer:
     @_answering
     async def Recording(self, request: pb.RecordingRequest, context: Context) -> pb.RecordingResponse:
         """Start, end or describe; ``graph_service.proto`` lists the statuses."""
-        if request.graph or request.action == request.START:
+        if request.graph or request.action != request.STATUS:
             check_model(request.graph)
+        if request.action == request.START:
             self._graph(request.graph)
-        return await self._record(request)
+        response = await self._record(request)
+        return pb.RecordingResponse(recording=[one for one in response.recording if allows(one.graph)])
 
     def _graph(self, name: str, version: str = "") -> GraphVersion:
         """Raises NotFoundError."""

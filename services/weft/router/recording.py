@@ -26,7 +26,6 @@ from weft.base.errors import (
     WeftError,
 )
 from weft.base.observing.logs import get_logger
-from weft.base.security.access import allows
 from weft.base.tensors import WireTensor, bytes_tensor, split_bytes
 from weft.router.reporting.path import PATH_HEADER, TRACE_PARAMETER
 from weft.router.requests import forwarded_headers
@@ -228,12 +227,13 @@ class Recordings(Collector):
         async with self._changing:
             if request.action == request.START:
                 await self._start(request, key)
-            elif request.graph and request.graph not in self._latest:
+            is_all = request.action == request.STATUS and not request.graph
+            found = [self._latest[name] for name in sorted(self._latest) if is_all or name == request.graph]
+            if not (found or is_all):
                 raise NotFoundError(f"graph '{request.graph}' has not been recorded since the router's start")
-            names = [name for name in sorted(self._latest) if request.graph in ("", name) and allows(name)]
             if request.action == request.STOP:
-                await asyncio.gather(*(self._latest[name].stop() for name in names))
-        return pb.RecordingResponse(recording=[self._latest[name].status for name in names])
+                await found[0].stop()
+        return pb.RecordingResponse(recording=[one.status for one in found])
 
     async def close(self) -> None:
         """End all recordings."""

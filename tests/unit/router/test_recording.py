@@ -293,7 +293,8 @@ async def test_what_cannot_be_recorded_is_told(tmp_path: Path) -> None:
         assert "NOT_FOUND" == (await s.refusal("STOP"))[0]
         await s.record("START", percent=1)
         assert "ALREADY_EXISTS" == (await s.refusal(percent=1))[0]
-        assert "stopped" == (await s.record("STOP", "")).end_reason
+        assert "NOT_FOUND" == (await s.refusal("STOP", graph=""))[0]
+        assert "stopped" == (await s.record("STOP")).end_reason
     taken = tmp_path / "taken"
     taken.write_text("")
     async with served(tmp_path / "b", recording=RecordingLimits(taken / "in")) as s:
