@@ -153,10 +153,12 @@ class GraphServicer:
     @_answering
     async def Recording(self, request: pb.RecordingRequest, context: Context) -> pb.RecordingResponse:
         """Start, end or describe; ``graph_service.proto`` lists the statuses."""
-        if request.graph or request.action == request.START:
+        if request.graph or request.action != request.STATUS:
             check_model(request.graph)
+        if request.action == request.START:
             self._graph(request.graph)
-        return await self._record(request)
+        response = await self._record(request)
+        return pb.RecordingResponse(recording=[one for one in response.recording if allows(one.graph)])
 
     @_answering
     async def Rollout(self, request: pb.RolloutRequest, context: Context) -> pb.RolloutResponse:
