@@ -152,6 +152,7 @@ class Page:
         else:
             known = "load, unload, rollback, pause, resume, promote, abort"
             raise RequestError(f"'{action[:80]}' is no action; those are {known}", param="action")
+        self._live.num_changes += 1
         return JSONResponse({"done": f"{action} of {name}"})
 
 
