@@ -183,6 +183,18 @@ def test_the_page_changes_what_the_mode_allows(page: tuple[GatewayProcess, Clien
     assert (400, 404) == (change(action="burn", name="named"), change(action="load", name="nobody"))
 
 
+def test_a_request_is_explained_without_being_sent(page: tuple[GatewayProcess, Client]) -> None:
+    """By the texts and signatures that serve; what is wrong with it is told as `weft explain` does."""
+    gateway, _ = page
+    body = {"graph": "branches", "version": "", "inputs": {"X": ["@/etc/passwd"]}, "headers": {"x-a": "1"}}
+    status, answer, _ = gateway.post("/ui/api/explain", body, x_weft_ui="1")
+    assert (200, True) == (status, "alpha" in answer["text"]), answer
+    assert "passwd" not in json.dumps(answer)
+    status, answer, _ = gateway.post("/ui/api/explain", body | {"inputs": {"Y": "x"}}, x_weft_ui="1")
+    assert (400, True) == (status, "has no input 'Y'" in answer["error"]), answer
+    assert 404 == gateway.post("/ui/api/explain", {"graph": "nobody"}, x_weft_ui="1")[0]
+
+
 def test_what_a_key_may_not_see_is_left_out(graphs: Path, tmp_path: Path) -> None:
     """Without a key, or without the right, there is nothing; with it there are the models of the key."""
     lines = {}
