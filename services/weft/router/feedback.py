@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import wraps
 from typing import TypeVar, cast
 
@@ -12,6 +12,7 @@ from weft.base.security.access import allows, caller_name, check_model
 from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm, bandit_choices
 from weft.router.observe import Observer, picture
 from weft.router.repository.config import signatures_of
+from weft.router.repository.serving import ServingGraph
 from weft.router.repository.table import GraphTable, GraphVersion
 from weft.router.repository.weights import weights_of
 from weft.router.rollouts.counts import ArmCounts
@@ -126,17 +127,7 @@ class GraphServicer:
         """The texts that serve."""
         check_model(request.graph)
         found = self._graph(request.graph, str(request.version) if request.version else "")
-        return pb.GraphSourceResponse(
-            graph=[
-                pb.GraphText(
-                    graph=one.name,
-                    version=int(one.version or 1),
-                    file=one.file,
-                    text=one.text.encode() if isinstance(one.text, str) else one.text,
-                )
-                for one in serving_of(found).sources
-            ]
-        )
+        return pb.GraphSourceResponse(graph=_texts(serving_of(found)))
 
     @_answering
     async def Observe(self, request: pb.ObserveRequest, context: Context) -> pb.ObserveResponse:
@@ -148,7 +139,10 @@ class GraphServicer:
         """The picture of what serves."""
         check_model(request.graph)
         found = self._graph(request.graph, str(request.version) if request.version else "")
-        return await asyncio.to_thread(picture, serving_of(found).plan)
+        serving = serving_of(found)
+        response = await asyncio.to_thread(picture, serving.plan)
+        response.files.extend(_texts(serving))
+        return response
 
     @_answering
     async def Recording(self, request: pb.RecordingRequest, context: Context) -> pb.RecordingResponse:
@@ -219,6 +213,13 @@ class GraphServicer:
                 f"{plan.signature.version}; there is nothing to reward"
             )
         raise failure or NotFoundError(f"no version of graph '{request.graph}' is loaded")
+
+
+def _texts(serving: ServingGraph) -> Iterator[pb.GraphText]:
+    """Files of a graph, and of those in it."""
+    for one in serving.sources:
+        text = one.text.encode() if isinstance(one.text, str) else one.text
+        yield pb.GraphText(graph=one.name, version=int(one.version or 1), file=one.file, text=text)
 
 
 def rewarded(bandits: BanditStore, request: pb.GraphFeedbackRequest, after_ns: int = 0) -> pb.GraphFeedbackResponse:
