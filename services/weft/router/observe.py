@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from weft.base.errors import NotFoundError
 from weft.base.security.access import CALLER, allows
 from weft.base.statistics import ModelStatistics
-from weft.language.draw.build import build_diagram
+from weft.language.draw.build import Item, build_diagram
 from weft.language.draw.formats import render_svg
 from weft.language.plan import CallPlan, GraphPlan
 from weft.router.admission.controller import AdmissionController
@@ -20,6 +20,8 @@ from weft_protos import graph_service_pb2 as pb
 
 #: Requests are kept for so long after the last question for them.
 LEASE_S = 10.0
+#: Lines of figure spaces in the box of a step keep the place for its numbers, which a page writes there.
+_ROOM = ["\u2007" * 12] * 3
 
 #: Asks the other routers behind the port.
 Others = Callable[[pb.ObserveRequest], Awaitable[Iterable[pb.ObserveResponse]]]
@@ -156,6 +158,10 @@ def picture(plan: GraphPlan) -> pb.GraphPictureResponse:
     """Draw a graph; takes milliseconds, or more of a large one."""
     diagram = build_diagram(plan)
     boxes = {item.path: item for group in diagram.boxes() for item in (group, *getattr(group, "items", ()))}
+    lines = {path: list(box.lines) for path, box in boxes.items()}
+    for box in boxes.values():
+        if isinstance(box, Item) and box.path:
+            box.lines += _ROOM
     response = pb.GraphPictureResponse(
         graph=plan.signature.name, version=plan.signature.version, svg=render_svg(diagram, has_style=False)
     )
@@ -170,5 +176,5 @@ def picture(plan: GraphPlan) -> pb.GraphPictureResponse:
             shown.fallback_of = path.rpartition(">")[0]
         if box is not None:
             shown.title, shown.tooltip = box.title, box.tooltip
-            shown.line.extend(box.lines)
+            shown.line.extend(lines[path])
     return response
