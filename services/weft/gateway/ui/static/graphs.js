@@ -71,7 +71,7 @@ function page(graph, step, signal) {
     picture.update(now, models);
     refresh(now.steps, models);
     const bandits = [...new Set(now.arms.map((arm) => arm.node))].map((node) => [node, bandit, now.arms.filter((arm) => arm.node === node)]);
-    for (const [key, make, value] of [...now.rollouts.map((one) => [`${one.node} ${one.candidate}`, rollout, one]), ...bandits]) {
+    for (const [key, make, value] of [...(now.rollouts ?? []).map((one) => [`${one.node} ${one.candidate}`, rollout, one]), ...bandits]) {
       if (!made.has(key)) made.set(key, make(cards.appendChild(h("section.card")), value));
       made.get(key)(value);
     }

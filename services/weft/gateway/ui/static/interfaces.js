@@ -7,7 +7,7 @@ export async function show(main, _, signal) {
   watch([]);
   const document = await read("openapi.json", { signal });
   const resolve = (value) => (value?.$ref ? value.$ref.slice(2).split("/").reduce((at, name) => at?.[name], document) : value) ?? {};
-  const groups = Map.groupBy(Object.entries(document.paths), ([path]) => `/${path.split("/")[1]}`);
+  const groups = Map.groupBy(Object.entries(document.paths), ([path]) => /^\/v\d/.exec(path)?.[0] ?? "Others");
   const json = (value) => h("pre", {}, JSON.stringify(value, null, 2));
 
   /** Fields of a schema, those of objects in it folded. */

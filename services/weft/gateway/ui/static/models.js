@@ -30,7 +30,7 @@ export async function show(main, _, signal) {
   live.addEventListener("state", fillIndex, { signal });
   const fill = async () => {
     const machines = await read("ui/api/machines", { signal });
-    for (const [name, [rows]] of Object.entries(parts)) rows.fill(machines[name]);
+    for (const [name, [rows]] of Object.entries(parts)) rows.fill(machines[name] ?? []);
   };
   await fill();
   fillIndex();

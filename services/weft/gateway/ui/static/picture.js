@@ -14,6 +14,10 @@ export class Picture {
     const markup = policy?.createHTML(svg) ?? svg;
     this.node = document.importNode(new DOMParser().parseFromString(markup, "image/svg+xml").documentElement, true);
     this.node.setAttribute("role", "group");
+    requestAnimationFrame(() => {
+      const place = this.node.parentElement;
+      if (place) place.scrollLeft = (place.scrollWidth - place.clientWidth) / 2;
+    });
     this.node.style.minWidth = `${LEAST * this.node.getAttribute("width")}px`;
     const arrow = this.node.querySelector("marker"); // of one size, however thick its edge is
     for (const [name, value] of [["markerUnits", "userSpaceOnUse"], ["markerWidth", 12], ["markerHeight", 12]]) arrow?.setAttribute(name, value);

@@ -13,11 +13,11 @@ export async function show(main, [key], signal) {
   const which = h("select", { "aria-label": "Which requests", onchange: () => fill() },
     Object.keys(all).map((name) => h("option", {}, name)));
   const rows = grid("Requests", {
-    key: null, trace_id: null, version: null, status: pill, unix_ms: clock, ms: num,
-    request_id: (id, line) => h("a", { href: `#/requests/${encode(line.key)}`, "aria-current": String(line.key === key) }, id || "(no id)"),
-    graph: (graph, line) => `${graph}/${line.version}`,
+    status: pill,
+    request: ({ key: id, request_id: name }) => h("a", { href: `#/requests/${encode(id)}`, "aria-current": String(id === key) }, name || "(no id)"),
   });
-  const fill = () => rows.fill(all[which.value]);
+  const fill = () => rows.fill(all[which.value].map((line) => ({ at: clock(line.unix_ms), ms: line.ms, status: line.status,
+    graph: `${line.graph}/${line.version}`, request: line, path: line.error || line.path })));
   const hold = h("input", { type: "checkbox" });
   live.addEventListener("tick", ({ detail: { requests } }) => {
     all.recent = [...requests.toReversed(), ...all.recent].slice(0, KEPT);
