@@ -8,7 +8,7 @@ const KEPT = 200;
 
 export async function show(main, [key], signal) {
   watch([]);
-  const detail = h("section.detail", { "aria-label": "One request" }, key ? await one(key, signal) : h("p.note", {}, "Choose a request."));
+  const detail = key && h("section", { "aria-label": "One request" }, await one(key, signal));
   const all = await read("ui/api/requests", { signal });
   const which = h("select", { "aria-label": "Which requests", onchange: () => fill() },
     Object.keys(all).map((name) => h("option", {}, name)));
@@ -24,7 +24,7 @@ export async function show(main, [key], signal) {
     if (!hold.checked && !rows.node.contains(document.activeElement) && !rows.node.matches(":hover")) fill();
   }, { signal });
   fill();
-  main.replaceChildren(h("div.split", {}, h("section", { "aria-label": "Requests" }, h("div.title", {}, h("h1", {}, "Requests"), which,
+  main.replaceChildren(h(key ? "div.split" : "div.sheet", {}, h("section", { "aria-label": "Requests" }, h("div.title", {}, h("h1", {}, "Requests"), which,
     h("label", {}, hold, " hold")), rows.node), detail));
 }
 
