@@ -32,14 +32,18 @@ _View = tuple[Metadata, tuple[str, ...]]
 
 
 class Live:
-    """Streams of events to viewers."""
+    """Streams of events to viewers.
+
+    Attributes:
+        num_changes: So often may what there is have changed at once.
+    """
 
     def __init__(self, resources: Resources, pages: MetricPages) -> None:
-        self.pages = pages
+        self.pages, self.num_changes = pages, 0
         self._resources = resources
         self._num_viewers = 0
         self._samples = ExpiringCache[_View, Sample](PERIOD_S * 0.9, MAX_VIEWERS)
-        self._states = ExpiringCache[Metadata, Event](INDEX_PERIOD_S * 0.9, MAX_VIEWERS)
+        self._states = ExpiringCache[tuple[Metadata, int], Event](INDEX_PERIOD_S * 0.9, MAX_VIEWERS)
 
     async def ask(self, method: str, request: Any, identity: Metadata) -> Any:
         """Call the router's ``GraphService`` as a client. Raises WeftError."""
@@ -60,7 +64,7 @@ class Live:
                 start_s = time.monotonic()
                 try:
                     sample = await self._samples.get((identity, graphs), partial(self._sample, identity, graphs))
-                    state = await self._states.get(identity, partial(self._state, identity, sample))
+                    state = await self._states.get((identity, self.num_changes), partial(self._state, identity, sample))
                     if state != told:
                         yield (told := state)
                     samples.append(sample)
@@ -75,6 +79,7 @@ class Live:
                     if is_denied:
                         return
                     samples.clear()
+                    self.num_changes += 1
                 await asyncio.sleep(max(PERIOD_S - (time.monotonic() - start_s), PERIOD_S / 10))
         finally:
             self._num_viewers -= 1

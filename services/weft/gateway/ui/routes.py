@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from jinja2 import Template
@@ -21,6 +22,7 @@ from weft.gateway.http.request_context import RequestContext
 from weft.gateway.http.resources import Resources, check_content_type
 from weft.gateway.http.responding import Handler, endpoint, event_stream
 from weft.gateway.json_text import parse_json
+from weft.gateway.ui.explain import explained
 from weft.gateway.ui.live import DENIED, TIMEOUT_S, Live
 from weft.gateway.ui.machines import MetricPages
 from weft.gateway.v2.routes import load_request, to_json, unload_request
@@ -74,6 +76,7 @@ class Page:
             ("GET", "/api/requests/{key}", self._request),
             ("GET", "/api/machines", self._machines),
             ("POST", "/api/control", self._control),
+            ("POST", "/api/explain", self._explain),
         ]
         respond = partial(error_response, body=v2_body)
         return [Route(PREFIX + path, endpoint(self._checked(one), respond), methods=[how]) for how, path, one in routes]
@@ -112,10 +115,8 @@ class Page:
         return await event_stream(events, context, self._resources.stopping, error_body=v2_body, has_names=True)
 
     async def _graph(self, request: Request, context: RequestContext) -> ASGIApp:
-        version = request.query_params.get("version", "")
-        if version and not (version.isdecimal() and len(version) < 19):
-            raise RequestError(f"version '{version[:80]}' is no number")
-        asked = graph_pb.GraphSourceRequest(graph=request.path_params["name"], version=int(version or 0))
+        version = _version(request.query_params.get("version"))
+        asked = graph_pb.GraphSourceRequest(graph=request.path_params["name"], version=version)
         return JSONResponse(to_json(await self._live.ask("GraphPicture", asked, context.identity())))
 
     async def _requests(self, _request: Request, context: RequestContext) -> ASGIApp:
@@ -137,8 +138,18 @@ class Page:
         index = await self._resources.router.index(timeout_s=TIMEOUT_S, metadata=identity)
         return JSONResponse(self._live.pages.machines({one.name for one in index}))
 
+    async def _explain(self, request: Request, context: RequestContext) -> ASGIApp:
+        body, identity = await self._body(request, context), context.identity()
+        asked = graph_pb.GraphSourceRequest(graph=str(body.get("graph", "")), version=_version(body.get("version")))
+        source = await self._live.ask("GraphSource", asked, identity)
+        signatures = await self._live.ask("TargetSignatures", graph_pb.TargetSignaturesRequest(), identity)
+        return JSONResponse({"text": await explained(source, signatures, body)})
+
+    async def _body(self, request: Request, context: RequestContext) -> dict[str, Any]:
+        return parse_json(b"".join(await self._resources.body(request, context, _MAX_BODY_BYTES)))
+
     async def _control(self, request: Request, context: RequestContext) -> ASGIApp:
-        body = parse_json(b"".join(await self._resources.body(request, context, _MAX_BODY_BYTES)))
+        body = await self._body(request, context)
         action, name, node = (str(body.get(field, "")) for field in ("action", "name", "node"))
         identity, call = context.identity(), partial(self._resources.router.call, timeout_s=_CONTROL_TIMEOUT_S)
         if action in ("pause", "resume", "promote", "abort"):
@@ -152,7 +163,16 @@ class Page:
         else:
             known = "load, unload, rollback, pause, resume, promote, abort"
             raise RequestError(f"'{action[:80]}' is no action; those are {known}", param="action")
+        self._live.num_changes += 1
         return JSONResponse({"done": f"{action} of {name}"})
+
+
+def _version(text: object) -> int:
+    """A version's number, 0 for the default one. Raises RequestError."""
+    number = str(text or 0)
+    if not (number.isdecimal() and len(number) < 19):
+        raise RequestError(f"version '{number[:80]}' is no number")
+    return int(number)
 
 
 def _check_origin(request: Request) -> None:
