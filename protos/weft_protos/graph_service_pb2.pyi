@@ -840,3 +840,432 @@ class RecordingStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecordingStatus: _TypeAlias = RecordingStatus  # noqa: Y015
+
+@_typing.final
+class ObserveRequest(_message.Message):
+    """What to tell; counters count since the start of the router."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    REQUESTS_AFTER_UNIX_NS_FIELD_NUMBER: _builtins.int
+    REQUEST_KEY_FIELD_NUMBER: _builtins.int
+    requests_after_unix_ns: _builtins.int
+    """Latest requests of graphs that ended after this time are told, in nanoseconds of the Unix epoch; 0: all that are
+    kept. The router begins to keep them when it is first asked, and stops when it is not asked for 10 s.
+    """
+    request_key: _builtins.str
+    """A kept request, which is told with its steps."""
+    @_builtins.property
+    def graph(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Graphs whose steps, latencies and bandits are told; those that are gone are left out."""
+
+    def __init__(
+        self,
+        *,
+        graph: _abc.Iterable[_builtins.str] | None = ...,
+        requests_after_unix_ns: _builtins.int | None = ...,
+        request_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_requests_after_unix_ns", b"_requests_after_unix_ns", "requests_after_unix_ns", b"requests_after_unix_ns"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requests_after_unix_ns", b"_requests_after_unix_ns", "graph", b"graph", "request_key", b"request_key", "requests_after_unix_ns", b"requests_after_unix_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__requests_after_unix_ns: _TypeAlias = _typing.Literal["requests_after_unix_ns"]  # noqa: Y015
+    _WhichOneofArgType__requests_after_unix_ns: _TypeAlias = _typing.Literal["_requests_after_unix_ns", b"_requests_after_unix_ns"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_after_unix_ns) -> _WhichOneofReturnType__requests_after_unix_ns | None: ...
+
+Global___ObserveRequest: _TypeAlias = ObserveRequest  # noqa: Y015
+
+@_typing.final
+class ObserveResponse(_message.Message):
+    """Of several entries of one graph, step or replica the counts add up: each is of one process. Of a bandit's step the
+    greatest count.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ARM_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    MODEL_CONTROL_FIELD_NUMBER: _builtins.int
+    UNIX_NS_FIELD_NUMBER: _builtins.int
+    model_control: _builtins.str
+    """As --model-control-mode."""
+    unix_ns: _builtins.int
+    """When the counts were read, in nanoseconds of the Unix epoch."""
+    @_builtins.property
+    def graph(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedGraph]:
+        """Every version of every graph, and every model that was called, by its name or by a step."""
+
+    @_builtins.property
+    def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedStep]: ...
+    @_builtins.property
+    def arm(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedArm]: ...
+    @_builtins.property
+    def request(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedRequest]:
+        """The earliest first."""
+
+    @_builtins.property
+    def replica(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedReplica]: ...
+    def __init__(
+        self,
+        *,
+        graph: _abc.Iterable[Global___ObservedGraph] | None = ...,
+        step: _abc.Iterable[Global___ObservedStep] | None = ...,
+        arm: _abc.Iterable[Global___ObservedArm] | None = ...,
+        request: _abc.Iterable[Global___ObservedRequest] | None = ...,
+        replica: _abc.Iterable[Global___ObservedReplica] | None = ...,
+        model_control: _builtins.str = ...,
+        unix_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "graph", b"graph", "model_control", b"model_control", "replica", b"replica", "request", b"request", "step", b"step", "unix_ns", b"unix_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObserveResponse: _TypeAlias = ObserveResponse  # noqa: Y015
+
+@_typing.final
+class ObservedGraph(_message.Message):
+    """A version of a graph."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    NUM_OK_FIELD_NUMBER: _builtins.int
+    NUM_FAILED_FIELD_NUMBER: _builtins.int
+    TOTAL_NS_FIELD_NUMBER: _builtins.int
+    NUM_INFLIGHT_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    IS_MODEL_FIELD_NUMBER: _builtins.int
+    graph: _builtins.str
+    version: _builtins.str
+    num_ok: _builtins.int
+    num_failed: _builtins.int
+    total_ns: _builtins.int
+    """From arrival to answer, over `num_ok`."""
+    num_inflight: _builtins.int
+    """In flight, of all versions; told with one of them."""
+    is_model: _builtins.bool
+    """Of a target's model."""
+    @_builtins.property
+    def bucket(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Answers by latency, if its steps are told; the bounds are those of `weft_request_latency_seconds`."""
+
+    def __init__(
+        self,
+        *,
+        graph: _builtins.str = ...,
+        version: _builtins.str = ...,
+        num_ok: _builtins.int = ...,
+        num_failed: _builtins.int = ...,
+        total_ns: _builtins.int = ...,
+        num_inflight: _builtins.int = ...,
+        bucket: _abc.Iterable[_builtins.int] | None = ...,
+        is_model: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "graph", b"graph", "is_model", b"is_model", "num_failed", b"num_failed", "num_inflight", b"num_inflight", "num_ok", b"num_ok", "total_ns", b"total_ns", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObservedGraph: _TypeAlias = ObservedGraph  # noqa: Y015
+
+@_typing.final
+class ObservedStep(_message.Message):
+    """A step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FailureEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class EventEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    graph: _builtins.str
+    version: _builtins.str
+    path: _builtins.str
+    @_builtins.property
+    def bucket(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Runs with status OK by latency."""
+
+    @_builtins.property
+    def failure(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Other runs by status, SKIPPED among them."""
+
+    @_builtins.property
+    def event(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By name of the metric without `weft_graph_step_`."""
+
+    def __init__(
+        self,
+        *,
+        graph: _builtins.str = ...,
+        version: _builtins.str = ...,
+        path: _builtins.str = ...,
+        bucket: _abc.Iterable[_builtins.int] | None = ...,
+        failure: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        event: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "event", b"event", "failure", b"failure", "graph", b"graph", "path", b"path", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObservedStep: _TypeAlias = ObservedStep  # noqa: Y015
+
+@_typing.final
+class ObservedArm(_message.Message):
+    """A step of a bandit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    ARM_FIELD_NUMBER: _builtins.int
+    graph: _builtins.str
+    @_builtins.property
+    def arm(self) -> Global___Arm: ...
+    def __init__(
+        self,
+        *,
+        graph: _builtins.str = ...,
+        arm: Global___Arm | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "graph", b"graph"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObservedArm: _TypeAlias = ObservedArm  # noqa: Y015
+
+@_typing.final
+class ObservedRequest(_message.Message):
+    """A request of a graph that has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    GRAPH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    END_UNIX_NS_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """Unique at this router, across restarts."""
+    request_id: _builtins.str
+    graph: _builtins.str
+    version: _builtins.str
+    path: _builtins.str
+    """The trailing metadata `x-graph-path`."""
+    status: _builtins.str
+    error: _builtins.str
+    """Message of the error."""
+    end_unix_ns: _builtins.int
+    """When it ended."""
+    duration_ms: _builtins.float
+    trace_id: _builtins.str
+    """32 hex digits; "": it is not traced."""
+    steps: _builtins.str
+    """JSON as of the response parameter `graph_trace`; "": not asked for."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        graph: _builtins.str = ...,
+        version: _builtins.str = ...,
+        path: _builtins.str = ...,
+        status: _builtins.str = ...,
+        error: _builtins.str = ...,
+        end_unix_ns: _builtins.int = ...,
+        duration_ms: _builtins.float = ...,
+        trace_id: _builtins.str = ...,
+        steps: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "end_unix_ns", b"end_unix_ns", "error", b"error", "graph", b"graph", "key", b"key", "path", b"path", "request_id", b"request_id", "status", b"status", "steps", b"steps", "trace_id", b"trace_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObservedRequest: _TypeAlias = ObservedRequest  # noqa: Y015
+
+@_typing.final
+class ObservedReplica(_message.Message):
+    """A server behind a target."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    NUM_INFLIGHT_FIELD_NUMBER: _builtins.int
+    NUM_PICKS_FIELD_NUMBER: _builtins.int
+    NUM_EJECTIONS_FIELD_NUMBER: _builtins.int
+    target: _builtins.str
+    endpoint: _builtins.str
+    state: _builtins.str
+    num_inflight: _builtins.int
+    num_picks: _builtins.int
+    num_ejections: _builtins.int
+    def __init__(
+        self,
+        *,
+        target: _builtins.str = ...,
+        endpoint: _builtins.str = ...,
+        state: _builtins.str = ...,
+        num_inflight: _builtins.int = ...,
+        num_picks: _builtins.int = ...,
+        num_ejections: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "num_ejections", b"num_ejections", "num_inflight", b"num_inflight", "num_picks", b"num_picks", "state", b"state", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObservedReplica: _TypeAlias = ObservedReplica  # noqa: Y015
+
+@_typing.final
+class GraphPictureResponse(_message.Message):
+    """The picture as SVG, without a style; and what its boxes stand for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SVG_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    graph: _builtins.str
+    version: _builtins.str
+    svg: _builtins.str
+    @_builtins.property
+    def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___PicturedStep]: ...
+    def __init__(
+        self,
+        *,
+        graph: _builtins.str = ...,
+        version: _builtins.str = ...,
+        svg: _builtins.str = ...,
+        step: _abc.Iterable[Global___PicturedStep] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "step", b"step", "svg", b"svg", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphPictureResponse: _TypeAlias = GraphPictureResponse  # noqa: Y015
+
+@_typing.final
+class PicturedStep(_message.Message):
+    """A step of the picture."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    IS_SHADOW_FIELD_NUMBER: _builtins.int
+    FALLBACK_OF_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
+    TOOLTIP_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """As in metrics and paths; `data-step` of its box."""
+    name: _builtins.str
+    node: _builtins.str
+    """Path of the node that it belongs to, and that node's kind."""
+    kind: _builtins.str
+    model: _builtins.str
+    """"" if it is a node itself."""
+    model_version: _builtins.str
+    target: _builtins.str
+    is_shadow: _builtins.bool
+    fallback_of: _builtins.str
+    """Path of the step that it stands in for."""
+    title: _builtins.str
+    tooltip: _builtins.str
+    @_builtins.property
+    def line(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        name: _builtins.str = ...,
+        node: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        target: _builtins.str = ...,
+        is_shadow: _builtins.bool = ...,
+        fallback_of: _builtins.str = ...,
+        title: _builtins.str = ...,
+        line: _abc.Iterable[_builtins.str] | None = ...,
+        tooltip: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback_of", b"fallback_of", "is_shadow", b"is_shadow", "kind", b"kind", "line", b"line", "model", b"model", "model_version", b"model_version", "name", b"name", "node", b"node", "path", b"path", "target", b"target", "title", b"title", "tooltip", b"tooltip"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PicturedStep: _TypeAlias = PicturedStep  # noqa: Y015

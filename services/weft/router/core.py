@@ -23,6 +23,7 @@ from weft.router.metrics import (
     StepCollector,
     TargetCollector,
 )
+from weft.router.observe import Observer
 from weft.router.repository.files import GraphRepository
 from weft.router.repository.lifecycle import GraphControl, GraphLifecycle
 from weft.router.repository.table import GraphTable
@@ -113,6 +114,7 @@ class RouterCore:
         self._is_polling = model_control == "poll"
         self._load_graphs = tuple(load_graphs) if model_control == "explicit" else ("*",)
         self._admission = AdmissionController(admission, num_workers=num_workers)
+        self._observer = Observer(self._graphs, self._runtime, self._catalog, self._admission, model_control)
         self._is_started = False
         self._followers: list[asyncio.Task[None]] = []
 
@@ -150,7 +152,7 @@ class RouterCore:
 
     def extension(self) -> Extension:
         """The service ``weft.graph.GraphService``, and the router's own metrics."""
-        servicer = GraphServicer(self._graphs, self._runtime.bandits, self._catalog, self.siblings)
+        servicer = GraphServicer(self._graphs, self._runtime.bandits, self._catalog, self._observer, self.siblings)
         collectors = (
             RouterCollector(self._graphs, self._repository),
             StepCollector(self._graphs.step_counters),

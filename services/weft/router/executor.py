@@ -88,9 +88,12 @@ class GraphExecutor:
         execution = self.begin(call, context)
         try:
             await execution.work()
-            return self.result(execution, call)
-        finally:
-            self.end(execution, context)
+            result = self.result(execution, call)
+        except BaseException as error:
+            self.end(execution, context, error)
+            raise
+        self.end(execution, context)
+        return result
 
     def begin(self, call: InferCall, context: CallContext, *, is_collected: bool = False) -> Execution:
         """Begin a valid call; ``end`` must follow.
@@ -132,14 +135,19 @@ class GraphExecutor:
             parameters[INCOMPLETE_PARAMETER] = "; ".join(run.request.broken)
         return InferResult(signature.name, signature.version, call.request_id, parameters, outputs)
 
-    def end(self, execution: Execution, context: CallContext) -> None:
-        """End a request, successful or not; add its path to the trailing metadata."""
+    def end(self, execution: Execution, context: CallContext, error: BaseException | None = None) -> None:
+        """End a request, failed with ``error`` or not; add its path to the trailing metadata."""
         runtime, record = self._runtime, execution.run.record
         if self._admission is not None:
             self._admission.leave(runtime.clock_ns() - execution.start_ns)
         usual_path = execution.selection.usual_path
         path = path_text(record) if usual_path is None else usual_path.text_of(record)
         context.trailing_metadata.append((PATH_HEADER, path))
+        if runtime.recent is not None:
+            scope, signature = execution.run.request.scope, self.plan.signature
+            runtime.recent.add(
+                record, path, signature.name, signature.version, scope.request_id, context, execution.start_ns, error
+            )
         if pulls := execution.run.request.pulls:
             settle(pulls, record)
 
@@ -154,7 +162,7 @@ class GraphExecutor:
         """
         name, version = self.plan.signature.name, self.plan.signature.version
         is_traced, is_over = call.parameters.get(TRACE_PARAMETER) is True, False
-        execution = self.begin(call, context)
+        execution, failure = self.begin(call, context), None
         try:
             async with contextlib.aclosing(self._responses(execution)) as responses:
                 async for response in responses:
@@ -165,8 +173,11 @@ class GraphExecutor:
                         result.parameters = {**result.parameters, INCOMPLETE_PARAMETER: "; ".join(broken)}
                     result.is_final, result.is_unordered = is_over, True
                     yield result
+        except BaseException as error:
+            failure = error
+            raise
         finally:
-            self.end(execution, context)
+            self.end(execution, context, failure)
         if is_over:
             return
         execution.run.request.response_parameters, execution.outputs = {}, {}

@@ -1,5 +1,6 @@
 """``weft.graph.GraphService`` of a router: feedback for bandits, signatures of models."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import TypeVar, cast
@@ -7,6 +8,7 @@ from typing import TypeVar, cast
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.security.access import check_model
 from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm, bandit_choices
+from weft.router.observe import Observer, picture
 from weft.router.repository.config import signatures_of
 from weft.router.repository.table import GraphTable, GraphVersion
 from weft.router.serving import serving_of
@@ -47,13 +49,20 @@ class GraphServicer:
     """Serves ``weft.graph.GraphService``.
 
     Args:
+        observer: Answers ``Observe``.
         siblings: Forwards feedback for a request that this router does not know to the other workers; None: there are
             none.
     """
 
     def __init__(
-        self, graphs: GraphTable, bandits: BanditStore, catalog: TargetCatalog, siblings: Siblings | None = None
+        self,
+        graphs: GraphTable,
+        bandits: BanditStore,
+        catalog: TargetCatalog,
+        observer: Observer,
+        siblings: Siblings | None = None,
     ) -> None:
+        self._observer = observer
         self.edge = CallBoundary("weft.router")
         self._graphs = graphs
         self._bandits = bandits
@@ -114,6 +123,18 @@ class GraphServicer:
                 for one in serving_of(found).sources
             ]
         )
+
+    @_answering
+    async def Observe(self, request: pb.ObserveRequest, context: Context) -> pb.ObserveResponse:
+        """What all graphs that the caller may use do now."""
+        return await self._observer.observe(request)
+
+    @_answering
+    async def GraphPicture(self, request: pb.GraphSourceRequest, context: Context) -> pb.GraphPictureResponse:
+        """The picture of what serves."""
+        check_model(request.graph)
+        found = self._graph(request.graph, str(request.version) if request.version else "")
+        return await asyncio.to_thread(picture, serving_of(found).plan)
 
     def _graph(self, name: str, version: str = "") -> GraphVersion:
         """Raises NotFoundError."""

@@ -51,6 +51,7 @@ class WorkerCore(RouterCore):
         self._state: Mapping[str, Any] | None = None
         self._has_started = asyncio.Event()
         self.siblings = self._feedback_elsewhere
+        self._observer.others = self._observed_elsewhere
 
     async def start(self) -> None:
         """Like ``RouterCore.start``, with the state of siblings if there are any."""
@@ -61,6 +62,7 @@ class WorkerCore(RouterCore):
                 "unload": self._unload_here,
                 "feedback": self._feedback_here,
                 "statistics": self._statistics_here,
+                "observe": self._observed_here,
                 "refresh": self._refresh_here,
                 "TraceSetting": lambda body: change_settings(pb.TraceSettingRequest.FromString(body)),
                 "LogSettings": lambda body: change_settings(pb.LogSettingsRequest.FromString(body)),
@@ -178,6 +180,13 @@ class WorkerCore(RouterCore):
             if isinstance(answer.error, AlreadyExistsError):
                 raise answer.error
         return None
+
+    def _observed_here(self, body: bytes) -> bytes:
+        return self._observer.observe_here(graph_pb.ObserveRequest.FromString(body)).SerializeToString()
+
+    async def _observed_elsewhere(self, request: graph_pb.ObserveRequest) -> list[graph_pb.ObserveResponse]:
+        answers = await self._link.ask("observe", request.SerializeToString())
+        return [graph_pb.ObserveResponse.FromString(one.payload) for one in answers if one.error is None]
 
     def _statistics_here(self, body: bytes) -> bytes:
         name, version = json.loads(body)

@@ -8,8 +8,8 @@ from pathlib import Path
 from weft.base.text.argument_types import add
 from weft.cli.arguments import add_graph_arguments
 from weft.cli.plan import plan_or_status
-from weft.tools.draw import FORMATS
-from weft.tools.draw.build import build_diagram
+from weft.language.draw import FORMATS
+from weft.language.draw.build import build_diagram
 
 _BY_SUFFIX = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".txt": "text"}
 

@@ -53,7 +53,15 @@ RIGHT_BY_METHOD = {
 } | {
     **{
         f"/weft.graph.GraphService/{name}": "control"
-        for name in ("TargetSignatures", "GraphSource", "Rollout", "SetWeights", "Recording")
+        for name in (
+            "TargetSignatures",
+            "GraphSource",
+            "Rollout",
+            "SetWeights",
+            "Recording",
+            "Observe",
+            "GraphPicture",
+        )
     },
     "/weft.graph.GraphService/GraphFeedback": "feedback",
 }

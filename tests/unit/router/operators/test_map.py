@@ -20,8 +20,8 @@ from weft.base.tensors import ITEMSIZE_BYTES, WireTensor, encode
 from weft.router.bandits.store import bandit_choices
 from weft.router.operators.map.lists import Lists, Rows, stacked
 from weft.router.reporting.path import TRACE_PARAMETER
-from weft.tools.draw.build import build_diagram
-from weft.tools.draw.formats import render_text
+from weft.language.draw.build import build_diagram
+from weft.language.draw.formats import render_text
 
 
 def plan_of(step: str, more: str = "", *, batch: int = 1, head: str = "graph: LIST:INT64:-1,1 ->") -> Any:

@@ -23,8 +23,8 @@ from weft.router.operators import KINDS
 from weft.router.reporting.path import PATH_HEADER, StepRecord
 from weft.router.repository.serving import missing_call
 from weft.router.runtime import Runtime
-from weft.tools.draw.build import build_diagram
-from weft.tools.draw.formats import render_text
+from weft.language.draw.build import build_diagram
+from weft.language.draw.formats import render_text
 from weft_protos import graph_pb2
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from xml.sax.saxutils import escape, quoteattr
 
-from weft.tools.draw.build import Edge, Group, Item, Role, Stroke
-from weft.tools.draw.layout import (
+from weft.language.draw.build import Edge, Group, Item, Role, Stroke
+from weft.language.draw.layout import (
     LABEL_SIZE,
     LINE_HEIGHT,
     PADDING,
@@ -194,7 +194,7 @@ def _label(lines: Sequence[str]) -> str:
 
 
 _MARGIN = 12.0
-_STYLE = f"""
+STYLE = f"""
 text {{ font-family: "DejaVu Sans", Verdana, Arial, sans-serif; font-size: {TEXT_SIZE:g}px; fill: #24292f; }}
 .title {{ font-size: {TITLE_SIZE:g}px; font-weight: bold; }}
 .kind {{ font-weight: normal; fill: #57606a; }}
@@ -223,10 +223,10 @@ _ARROW_HEAD = (
 _NOT_XML = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF), "\ufffd")
 
 
-def render_svg(diagram: Group) -> str:
+def render_svg(diagram: Group, *, has_style: bool = True) -> str:
     """The drawing in the reader's light or dark theme; shortened texts are shown in full on hover.
 
-    Screen readers get the outline.
+    Screen readers get the outline. Without a style it is for a page that has ``STYLE``.
     """
     place = lay_out(diagram)
     place.moved(_MARGIN, _MARGIN)
@@ -236,7 +236,7 @@ def render_svg(diagram: Group) -> str:
         f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-labelledby="title outline">',
         f'<title id="title">{_xml(diagram.title)}</title>',
         f'<desc id="outline">{_xml(render_text(diagram))}</desc>',
-        f"<style>{_STYLE}</style>",
+        *([f"<style>{STYLE}</style>"] if has_style else []),
         f"<defs>{_ARROW_HEAD}</defs>",
         '<rect class="page" width="100%" height="100%"/>',
         *_svg_box(place),
@@ -249,7 +249,8 @@ def _svg_box(place: PlacedBox) -> Iterator[str]:
     box = place.box
     kind = box.kind if isinstance(box, Group) else box.role.value
     tooltip = f"<title>{_xml(box.tooltip)}</title>" if box.tooltip else ""
-    yield f'<g id="{box.id}">{tooltip}'
+    step = f" data-step={quoteattr(_valid(box.path))}" if box.path else ""
+    yield f'<g id="{box.id}" data-role="{"group" if isinstance(box, Group) else box.role.value}"{step}>{tooltip}'
     yield _svg_outline(place, f"{kind} {box.stroke.value}")
     suffix = f'<tspan class="kind" dx="8">{box.kind}</tspan>' if isinstance(box, Group) else ""
     x = place.x + (PADDING if isinstance(box, Group) else place.width / 2)
@@ -261,8 +262,9 @@ def _svg_box(place: PlacedBox) -> Iterator[str]:
     yield "</g>"
     for child in place.children:
         yield from _svg_box(child)
+    paths = {child.box.id: child.box.path for child in place.children}
     for route in place.routes:
-        yield from _route(route)
+        yield from _route(route, paths[route.edge.target] or paths[route.edge.source])
 
 
 def _svg_outline(place: PlacedBox, classes: str) -> str:
@@ -286,11 +288,12 @@ def _svg_outline(place: PlacedBox, classes: str) -> str:
     )
 
 
-def _route(route: Route) -> Iterator[str]:
+def _route(route: Route, path: str) -> Iterator[str]:
     edge = route.edge
     tooltip = f"<title>{_xml(edge.tooltip)}</title>" if edge.tooltip else ""
     way = _straight(route.points) if edge.is_back else _curved(route.points)
-    yield f"<g data-from={quoteattr(edge.source)} data-to={quoteattr(edge.target)}>{tooltip}"
+    ends = f"data-from={quoteattr(edge.source)} data-to={quoteattr(edge.target)}"
+    yield f"<g {ends}{f' data-step={quoteattr(_valid(path))}' if path else ''}>{tooltip}"
     yield f'<path class="{edge.stroke.value}" d="{way}" marker-end="url(#arrow)"/>'
     yield from _svg_lines(route.lines, *route.label, LABEL_SIZE, 'class="label"')
     yield "</g>"
@@ -316,7 +319,11 @@ def _svg_lines(lines: Sequence[str], x: float, top: float, size: float, attribut
 
 
 def _xml(text: str) -> str:
-    return escape(text.translate(_NOT_XML))
+    return escape(_valid(text))
+
+
+def _valid(text: str) -> str:
+    return text.translate(_NOT_XML)
 
 
 #: By name.

@@ -43,6 +43,7 @@ class Item:
         lines: Small text below it.
         tooltip: The full text, lines ended by newlines; "" if nothing is shortened.
         role: Decides the shape.
+        path: Of the step that it stands for; "" of other boxes.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Item:
     tooltip: str = ""
     role: Role = Role.STEP
     stroke: Stroke = Stroke.SOLID
+    path: str = ""
 
 
 @dataclass(slots=True)
@@ -86,6 +88,7 @@ class Group:
     stroke: Stroke = Stroke.SOLID
     items: "list[Item | Group]" = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
+    path: str = ""
 
     def boxes(self) -> "Iterator[Item | Group]":
         """This group and everything in it, outermost first."""
@@ -197,6 +200,7 @@ class _DiagramBuilder:
             return first
         lines = Caption("if it fails, what stands below").lines
         group = Group(self._id(), step.name, "fallback", lines, stroke=_stroke(step), items=[first])
+        group.path = step.path
         below: StepPlan | None = step.fallback
         while below is not None:
             box = self._plain(below, node, ())
@@ -218,8 +222,10 @@ class _DiagramBuilder:
         if isinstance(action, NodePlan):
             label = action.graph or action.name
             title = step.name if step.name == label else f"{step.name}: {label}"
-            return self.node(action, title, caption.lines, _stroke(step))
-        item = Item(self._id(), step.name, [target_text(action), *caption.lines], stroke=_stroke(step))
+            group = self.node(action, title, caption.lines, _stroke(step))
+            group.path = step.path
+            return group
+        item = Item(self._id(), step.name, [target_text(action), *caption.lines], stroke=_stroke(step), path=step.path)
         served = f"model {action.signature.name}, version {action.signature.version} as compiled, on '{action.target}'"
         item.tooltip = "\n".join(filter(None, [served, caption.tooltip]))
         return item

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from itertools import pairwise
 
-from weft.tools.draw.build import Edge, Group, Item
+from weft.language.draw.build import Edge, Group, Item
 
 _NUM_SWEEPS = 12
 
