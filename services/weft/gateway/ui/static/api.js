@@ -1,0 +1,103 @@
+// Calls of the gateway with the key of this tab, and the stream of what happens now.
+
+import { ask, put } from "./dom.js";
+
+const ROOT = new URL("..", document.baseURI);
+const KEY = "weft-key";
+/** Events `state`, `tick`, `down`, `denied`; their data is `detail`, and the latest of each is in `latest`. */
+export const live = new EventTarget();
+export const latest = {};
+export const encode = encodeURIComponent;
+export const address = (path) => new URL(path, ROOT).href;
+export const key = () => sessionStorage.getItem(KEY) ?? "";
+export const useKey = (value) => sessionStorage.setItem(KEY, value);
+
+function tell(type, detail) {
+  latest[type] = detail;
+  live.dispatchEvent(new CustomEvent(type, { detail }));
+}
+
+/** The response; throws an Error with the server's message and `status`. A body that is no Blob goes as JSON. */
+export async function call(path, { body, headers = {}, signal } = {}) {
+  const sent = { ...headers, "x-weft-ui": "1" };
+  if (key()) sent.authorization = `Bearer ${key()}`;
+  const isJson = body !== undefined && !(body instanceof Blob);
+  if (isJson) sent["content-type"] = "application/json";
+  const content = isJson ? JSON.stringify(body) : body;
+  const method = body === undefined ? "GET" : "POST";
+  const response = await fetch(address(path), { method, headers: sent, body: content, signal, cache: "no-store" });
+  if (response.ok) return response;
+  const said = await response.text();
+  let message = said.slice(0, 500) || response.statusText;
+  try {
+    const { error } = JSON.parse(said);
+    message = String(error.message ?? error);
+  } catch { /* no JSON: the text it is */ }
+  if (response.status === 401 || response.status === 403) tell("denied", { reason: message });
+  throw Object.assign(new Error(message), { status: response.status });
+}
+
+export const read = async (path, options) => (await call(path, options)).json();
+
+/** Server-sent events of a response, as [type, JSON]. */
+export async function* events(response) {
+  const parts = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let waiting = "";
+  try {
+    for (let part = await parts.read(); !part.done; part = await parts.read()) {
+      const blocks = (waiting + part.value).split("\n\n");
+      waiting = blocks.pop();
+      for (const block of blocks) {
+        const type = /^event: *(.*)$/m.exec(block)?.[1] ?? "message";
+        const data = /^data: *(.*)$/m.exec(block)?.[1];
+        if (data) yield [type, JSON.parse(data)];
+      }
+    }
+  } finally {
+    await parts.cancel().catch(() => {});
+  }
+}
+
+let watched = [];
+let stop = new AbortController();
+
+/** Follows these graphs while the page is visible; a stream that ends is opened again. */
+export function watch(graphs = watched) {
+  watched = graphs;
+  stop.abort();
+  stop = new AbortController();
+  if (!document.hidden) void follow(graphs, stop.signal);
+}
+document.addEventListener("visibilitychange", () => watch());
+
+async function follow(graphs, signal) {
+  const query = new URLSearchParams(graphs.map((name) => ["graph", name]));
+  for (let failures = 0; !signal.aborted; failures += 1) {
+    try {
+      for await (const [type, data] of events(await call(`ui/api/live?${query}`, { signal }))) {
+        if (signal.aborted) return;
+        failures = 0;
+        tell(type, data);
+        if (type === "denied") return;
+      }
+      tell("down", { reason: "the gateway ended the connection" });
+    } catch (error) {
+      if (signal.aborted || error.status === 401 || error.status === 403) return;
+      tell("down", { reason: error.status ? error.message : "the gateway does not answer" });
+    }
+    await new Promise((done) => setTimeout(done, Math.min(500 * 2 ** failures, 8000)));
+  }
+}
+
+/** The latest state of the server; waits for the first. */
+export async function known(signal) {
+  while (!latest.state) await new Promise((done) => live.addEventListener("state", done, { once: true, signal }));
+  return latest.state;
+}
+
+/** Does what `/ui/api/control` takes, after `question` if there is one; says what came of it. */
+export async function control(action, question) {
+  if (question && !(await ask(...question))) return;
+  const said = await read("ui/api/control", { body: action }).then(({ done }) => done, (error) => `▲ ${error.message}`);
+  put(document.getElementById("said"), said);
+}

@@ -1,0 +1,70 @@
+// The shell: which view is shown, the connection, the key.
+
+import { key, live, useKey, watch } from "./api.js";
+import { ask, h, num, put } from "./dom.js";
+import * as graphs from "./graphs.js";
+import * as api from "./interfaces.js";
+import * as models from "./models.js";
+import * as requests from "./requests.js";
+import * as attempt from "./try.js";
+
+const VIEWS = { graphs, try: attempt, requests, models, api };
+const [main, link, banner, total] = ["main", "link", "banner", "total"].map((id) => document.getElementById(id));
+let leave = new AbortController();
+let shown = "";
+
+/** Shows the view of the address; a view's listeners end with its signal. */
+async function show() {
+  if (location.hash && !location.hash.startsWith("#/")) return; // the link to the content
+  const [name, ...rest] = (location.hash || "#/graphs").slice(2).split("/").map(decodeURIComponent);
+  leave.abort();
+  leave = new AbortController();
+  const { signal } = leave;
+  for (const one of document.querySelectorAll("header nav a")) {
+    one.setAttribute("aria-current", one.hash === `#/${name}` ? "page" : "false");
+  }
+  if (shown !== name) main.replaceChildren(h("p.note", {}, "Loading…"));
+  if (shown && shown !== name) main.focus({ preventScroll: true });
+  shown = name;
+  delete main.dataset.view;
+  document.title = `${[name, ...rest].join(" ")} · Weft`;
+  try {
+    await (VIEWS[name] ?? graphs).show(main, rest, signal);
+    if (!signal.aborted) main.dataset.view = name;
+  } catch (error) {
+    if (!signal.aborted) main.replaceChildren(h("p.note", { role: "alert" }, `▲ ${error.message}`));
+  }
+}
+
+function state(text, kind, problem = "") {
+  put(link, text);
+  link.className = `pill ${kind}`;
+  put(banner, problem);
+  banner.hidden = !problem;
+}
+
+async function enterKey(why) {
+  const value = await ask("Key", `${why} It is kept in this tab alone.`, "Use it", { key: true });
+  if (!value) return;
+  useKey(value);
+  watch();
+  await show();
+}
+document.getElementById("key-button").addEventListener("click", () => enterKey("The key of your calls."));
+
+live.addEventListener("state", () => state("● live", "good"));
+live.addEventListener("tick", ({ detail: { total: now } }) => {
+  state("● live", "good");
+  const failing = now.errors ? ` · ▲ ${num(now.errors)} errors/s` : "";
+  put(total, `${num(now.rate)} requests/s · ${num(now.mean_ms)} ms · ${now.inflight} in flight${failing}`);
+});
+live.addEventListener("down", ({ detail: { reason } }) => {
+  state("▲ no connection", "bad", `▲ No connection: ${reason}. What is shown is old; it is tried again.`);
+});
+live.addEventListener("denied", ({ detail: { reason } }) => {
+  state("▲ no access", "bad", `▲ ${reason}`);
+  if (!document.getElementById("ask").open) void enterKey(`${reason}.${key() ? " Enter another key." : ""}`);
+});
+addEventListener("hashchange", show);
+watch();
+void show();
