@@ -143,11 +143,8 @@ class GraphExecutor:
         usual_path = execution.selection.usual_path
         path = path_text(record) if usual_path is None else usual_path.text_of(record)
         context.trailing_metadata.append((PATH_HEADER, path))
-        if runtime.recent is not None:
-            scope, signature = execution.run.request.scope, self.plan.signature
-            runtime.recent.add(
-                record, path, signature.name, signature.version, scope.request_id, context, execution.start_ns, error
-            )
+        if runtime.on_end is not None:
+            runtime.on_end(self.plan, execution.run, path, execution.start_ns, error)
         if pulls := execution.run.request.pulls:
             settle(pulls, record)
 

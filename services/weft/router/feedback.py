@@ -1,7 +1,7 @@
 """``weft.graph.GraphService`` of a router: feedback for bandits, signatures of models."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import wraps
 from typing import TypeVar, cast
 
@@ -10,6 +10,7 @@ from weft.base.security.access import check_model
 from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm, bandit_choices
 from weft.router.observe import Observer, picture
 from weft.router.repository.config import signatures_of
+from weft.router.repository.serving import ServingGraph
 from weft.router.repository.table import GraphTable, GraphVersion
 from weft.router.serving import serving_of
 from weft.router.targets.catalog import TargetCatalog
@@ -112,17 +113,7 @@ class GraphServicer:
         """The texts that serve."""
         check_model(request.graph)
         found = self._graph(request.graph, str(request.version) if request.version else "")
-        return pb.GraphSourceResponse(
-            graph=[
-                pb.GraphText(
-                    graph=one.name,
-                    version=int(one.version or 1),
-                    file=one.file,
-                    text=one.text.encode() if isinstance(one.text, str) else one.text,
-                )
-                for one in serving_of(found).sources
-            ]
-        )
+        return pb.GraphSourceResponse(graph=_texts(serving_of(found)))
 
     @_answering
     async def Observe(self, request: pb.ObserveRequest, context: Context) -> pb.ObserveResponse:
@@ -134,7 +125,10 @@ class GraphServicer:
         """The picture of what serves."""
         check_model(request.graph)
         found = self._graph(request.graph, str(request.version) if request.version else "")
-        return await asyncio.to_thread(picture, serving_of(found).plan)
+        serving = serving_of(found)
+        response = await asyncio.to_thread(picture, serving.plan)
+        response.files.extend(_texts(serving))
+        return response
 
     def _graph(self, name: str, version: str = "") -> GraphVersion:
         """Raises NotFoundError."""
@@ -158,6 +152,13 @@ class GraphServicer:
                 f"{plan.signature.version}; there is nothing to reward"
             )
         raise failure or NotFoundError(f"no version of graph '{request.graph}' is loaded")
+
+
+def _texts(serving: ServingGraph) -> Iterator[pb.GraphText]:
+    """Files of a graph, and of those in it."""
+    for one in serving.sources:
+        text = one.text.encode() if isinstance(one.text, str) else one.text
+        yield pb.GraphText(graph=one.name, version=int(one.version or 1), file=one.file, text=text)
 
 
 def rewarded(bandits: BanditStore, request: pb.GraphFeedbackRequest) -> pb.GraphFeedbackResponse:
