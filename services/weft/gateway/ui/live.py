@@ -131,7 +131,11 @@ class _Feed:
             self._samples.popleft()
         tick = tick_of(self._samples[0], self._samples[-1], graphs)
         tick["rollouts"] = await self._rollouts() if graphs else []
-        tick["models"] = [one for one in feeds.pages.machines(self._names)["models"] if one["kind"] != "graph"]
+        tick["models"] = [
+            one
+            for one in feeds.pages.machines(self._names)["models"]
+            if one["kind"] != "graph" and (one["requests_per_s"] or one["failures_per_s"] or one["queue_size"])
+        ]
         tick["requests"] = [to_json(one) for one in seen.request[-_MAX_REQUESTS:]]
         self._send(tick)
 
