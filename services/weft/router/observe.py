@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from weft.base.errors import NotFoundError, WeftError
 from weft.base.observing import telemetry
 from weft.base.security.access import CALLER, allows
-from weft.language.draw.build import build_diagram
+from weft.language.draw.build import Item, build_diagram
 from weft.language.draw.formats import render_svg
 from weft.language.plan import CallPlan, GraphPlan
 from weft.router.admission.controller import AdmissionController
@@ -27,6 +27,8 @@ MAX_RECENT, MAX_SLOWEST, MAX_FAILED = 200, 50, 50
 #: Requests are kept for so long after the last question for them.
 LEASE_S = 10.0
 _MAX_ERROR_CHARS = 2000
+#: Lines of figure spaces in the box of a step keep the place for its numbers, which a page writes there.
+_ROOM = ["\u2007" * 12] * 3
 
 _Kept = tuple[float, int, pb.ObservedRequest, NodeRecord, int]
 #: Asks the other routers behind the port.
@@ -191,6 +193,10 @@ def picture(plan: GraphPlan) -> pb.GraphPictureResponse:
     """Draw a graph; takes milliseconds, or more of a large one."""
     diagram = build_diagram(plan)
     boxes = {box.path: box for box in diagram.boxes()}
+    lines = {path: list(box.lines) for path, box in boxes.items()}
+    for box in boxes.values():
+        if isinstance(box, Item) and box.path:
+            box.lines += _ROOM
     signature = plan.signature
     response = pb.GraphPictureResponse(
         name=signature.name, version=signature.version, svg=render_svg(diagram, has_style=False)
@@ -200,7 +206,7 @@ def picture(plan: GraphPlan) -> pb.GraphPictureResponse:
         shown = response.steps.add(path=step.path, name=step.name, node=node.path, kind=node.kind)
         shown.is_shadow, shown.fallback_of = step.shadow is not None, _fallback_of(step.path)
         shown.title, shown.tooltip = box.title, box.tooltip
-        shown.lines.extend(box.lines)
+        shown.lines.extend(lines[box.path])
         if isinstance(step.action, CallPlan):
             shown.model, shown.target = step.action.model_name, step.action.target
             shown.model_version = step.action.signature.version

@@ -2,7 +2,7 @@
 
 import { ask, put } from "./dom.js";
 
-const ROOT = new URL("..", document.baseURI);
+const ROOT = new URL("../..", import.meta.url);
 const KEY = "weft-key";
 /** Events `state`, `tick`, `down`, `denied`; their data is `detail`, and the latest of each is in `latest`. */
 export const live = new EventTarget();

@@ -59,7 +59,7 @@ live.addEventListener("tick", ({ detail: { total: now } }) => {
   put(total, `${num(now.rate)} requests/s · ${num(now.mean_ms)} ms · ${now.inflight} in flight${failing}`);
 });
 live.addEventListener("down", ({ detail: { reason } }) => {
-  state("▲ no connection", "bad", `▲ No connection: ${reason}. What is shown is old; it is tried again.`);
+  state("▲ no connection", "bad", `▲ Weft is not reachable: ${reason}. What is shown is old; it is tried again.`);
 });
 live.addEventListener("denied", ({ detail: { reason } }) => {
   state("▲ no access", "bad", `▲ ${reason}`);

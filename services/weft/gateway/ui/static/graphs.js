@@ -52,7 +52,7 @@ function makeList() {
 
 function page(graph, step, signal) {
   const [figures, cards] = [h("p.figures"), h("div.cards")];
-  const side = h("aside", { "aria-label": "Step" });
+  const side = h("aside");
   const made = new Map();
   let refresh = () => {};
   const pick = (path) => {
@@ -89,6 +89,7 @@ function page(graph, step, signal) {
 /** The side panel of a step; returns what writes its numbers. */
 function panel(side, step, close) {
   const [numbers, more] = [h("div"), h("div")];
+  side.setAttribute("aria-label", step.title || step.name);
   side.replaceChildren(
     h("div.title", {}, h("h2", {}, step.title || step.name), h("button", { type: "button", onclick: close, "aria-label": "Close" }, "✕")), numbers,
     facts({ path: step.path, in: `${step.kind} ${step.node}`, model: step.model && `${step.model} version ${step.model_version}`,
@@ -119,8 +120,11 @@ async function model(step) {
 function bandit(card, [{ node }]) {
   const rows = grid(`Arms of ${node}`, { node: null });
   card.append(h("h2", {}, `Bandit ${node}`), rows.node);
-  return (arms) => rows.fill(arms.map((arm) => ({ ...arm, mean_reward: arm.reward_sum / arm.num_rewards })));
+  return (arms) => rows.fill(arms.map(({ step, ...arm }) => ({ step, ...numbers(arm), mean_reward: arm.reward_sum / arm.num_rewards })));
 }
+
+/** Integers of 64 bits come as text. */
+const numbers = (arm) => Object.fromEntries(Object.entries(arm ?? {}).map(([name, value]) => [name, Number(value)]));
 
 /** A rollout: how it stands, why, both sides, its guards, and the buttons that are allowed. */
 function rollout(card, { graph, node, candidate }) {
@@ -138,7 +142,7 @@ function rollout(card, { graph, node, candidate }) {
     put(share, `${num(now.percent)} % of the requests · step ${now.step + 1} of ${now.num_steps} · since ${clock(now.changed_unix_ns / 1e6)}`);
     put(track, bar(now.percent / 100));
     put(verdict, now.verdict);
-    sides.fill([{ side: "candidate", ...now.candidate_arm }, { side: "baseline", ...now.baseline_arm }]);
+    sides.fill([{ side: "candidate", ...numbers(now.candidate_arm) }, { side: "baseline", ...numbers(now.baseline_arm) }]);
     guards.fill(now.guard);
     history.replaceChildren(...now.history.map((line) => h("li", {}, line)));
     for (const button of buttons) {

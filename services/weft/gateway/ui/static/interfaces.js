@@ -1,6 +1,6 @@
 // The gateway's OpenAPI document as a page.
 
-import { read, watch } from "./api.js";
+import { address, read, watch } from "./api.js";
 import { folded, h } from "./dom.js";
 
 export async function show(main, _, signal) {
@@ -38,8 +38,8 @@ export async function show(main, _, signal) {
       [h("dt", {}, h("code", {}, one.name), h("small", {}, ` ${one.in}`)), h("dd", {}, kind(one.schema), " ", one.description)]))],
     requestBody && [h("h3", {}, "Body"), content(requestBody)], h("h3", {}, "Answer"), content(responses["200"]),
     h("p.note", {}, `Errors: ${Object.keys(responses).filter((status) => status !== "200").join(", ")}`));
-  main.replaceChildren(h("div.sheet.api", {}, h("h1", {}, "Interfaces"), h("p", {}, document.info.description),
-    h("p", {}, h("a", { href: new URL("../openapi.json", location.origin + location.pathname).href }, "openapi.json")),
+  main.replaceChildren(h("div.sheet.api", {}, h("h1", {}, "API"), h("p", {}, document.info.description),
+    h("p", {}, h("a", { href: address("openapi.json") }, "openapi.json")),
     [...groups].map(([prefix, paths]) => h("section", {}, h("h2", {}, prefix), paths.flatMap(([path, methods]) =>
       Object.entries(methods).map(([method, one]) => operation(path, method, one)))))));
 }

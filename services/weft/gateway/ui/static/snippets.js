@@ -37,4 +37,4 @@ function tritonclient({ name, inputs, parameters, headers, isStream }) {
 }
 
 /** Text of a program by its language. */
-export const LANGUAGES = { curl, "weft (Python)": weft, tritonclient };
+export const LANGUAGES = { curl, Python: weft, tritonclient };

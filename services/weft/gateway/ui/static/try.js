@@ -69,22 +69,18 @@ function form(config, graph, result, choice, signal) {
     const body = { graph: config.name, version: "", inputs: given, parameters, headers, priority, remaining_ms: timeout ? timeout / 1000 : null };
     tell(h("pre", {}, (await read("ui/api/explain", { body })).text));
   };
-  const code = h("select", { "aria-label": "Copy as", onchange: async () => {
-    const language = code.value;
-    code.value = "";
-    await run(async (asked, tell) => {
-      const text = LANGUAGES[language](asked);
-      tell(h("p.note", {}, "Copied."), h("pre", {}, text));
-      await navigator.clipboard?.writeText(text).catch(() => {});
-    });
-  } }, h("option", { value: "" }, "Copy as…"), Object.keys(LANGUAGES).map((language) => h("option", {}, language)));
+  const code = Object.entries(LANGUAGES).map(([language, write]) => h("button", { type: "button", onclick: () => run(async (asked, tell) => {
+    tell(h("pre", {}, write(asked)));
+    await navigator.clipboard?.writeText(write(asked)).catch(() => {}); // it is shown, too
+  }) }, language));
   const optional = fields.filter((field) => field.isOptional);
   return h("form", { onsubmit: (event) => { event.preventDefault(); void run(send); } },
     h("h1", {}, "Try it"), choice, fields.filter((field) => !field.isOptional).map((field) => field.node),
     optional.length > 0 && folded("Optional inputs", ...optional.map((field) => field.node)),
     folded("Priority, timeout, headers", ...Object.values(more)),
     h("menu", {}, h("button.main", {}, "Send"), graph && h("button", { type: "button", onclick: () => run(explain) }, "Explain"),
-      isStream && h("button", { type: "button", onclick: () => stop.abort() }, "Stop"), code));
+      isStream && h("button", { type: "button", onclick: () => stop.abort() }, "Stop")),
+    h("menu", { "aria-label": "Copy as" }, h("small", {}, "Copy as"), code));
 }
 
 export function parsed(text, what) {
