@@ -879,12 +879,9 @@ Global___ObserveRequest: _TypeAlias = ObserveRequest  # noqa: Y015
 
 @_typing.final
 class ObserveResponse(_message.Message):
-    """Of several entries of one graph or step the counts add up: each is of one process. Of a bandit's step the greatest."""
-
     DESCRIPTOR: _descriptor.Descriptor
 
-    GRAPH_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
     ARM_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     MODEL_CONTROL_FIELD_NUMBER: _builtins.int
@@ -894,13 +891,15 @@ class ObserveResponse(_message.Message):
     unix_ms: _builtins.float
     """When the counts were read."""
     @_builtins.property
-    def graph(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedGraph]:
-        """Every version of every graph, and every model that was called, by its name or by a step."""
+    def count(self) -> _containers.RepeatedCompositeFieldContainer[Global___Observed]:
+        """Every version of every graph, and every model that was called, by its name or by a step; steps of graphs that are
+        asked for. Of several entries of one the counts add up: each is of one process.
+        """
 
     @_builtins.property
-    def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedStep]: ...
-    @_builtins.property
-    def arm(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedArm]: ...
+    def arm(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedArm]:
+        """Of several entries of one the greatest counts are of all."""
+
     @_builtins.property
     def request(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedRequest]:
         """The earliest first, but for those of other processes."""
@@ -908,8 +907,7 @@ class ObserveResponse(_message.Message):
     def __init__(
         self,
         *,
-        graph: _abc.Iterable[Global___ObservedGraph] | None = ...,
-        step: _abc.Iterable[Global___ObservedStep] | None = ...,
+        count: _abc.Iterable[Global___Observed] | None = ...,
         arm: _abc.Iterable[Global___ObservedArm] | None = ...,
         request: _abc.Iterable[Global___ObservedRequest] | None = ...,
         model_control: _builtins.str = ...,
@@ -917,63 +915,15 @@ class ObserveResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "graph", b"graph", "model_control", b"model_control", "request", b"request", "step", b"step", "unix_ms", b"unix_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "count", b"count", "model_control", b"model_control", "request", b"request", "unix_ms", b"unix_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ObserveResponse: _TypeAlias = ObserveResponse  # noqa: Y015
 
 @_typing.final
-class ObservedGraph(_message.Message):
-    """A version of a graph."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GRAPH_FIELD_NUMBER: _builtins.int
-    VERSION_FIELD_NUMBER: _builtins.int
-    NUM_OK_FIELD_NUMBER: _builtins.int
-    NUM_FAILED_FIELD_NUMBER: _builtins.int
-    TOTAL_NS_FIELD_NUMBER: _builtins.int
-    NUM_INFLIGHT_FIELD_NUMBER: _builtins.int
-    BUCKET_FIELD_NUMBER: _builtins.int
-    IS_MODEL_FIELD_NUMBER: _builtins.int
-    graph: _builtins.str
-    version: _builtins.str
-    num_ok: _builtins.int
-    num_failed: _builtins.int
-    total_ns: _builtins.int
-    """From arrival to answer, over `num_ok`."""
-    num_inflight: _builtins.int
-    """In flight, of all versions."""
-    is_model: _builtins.bool
-    """Of a target's model."""
-    @_builtins.property
-    def bucket(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Answers by latency, if its steps are told; the bounds are those of `weft_request_latency_seconds`."""
-
-    def __init__(
-        self,
-        *,
-        graph: _builtins.str = ...,
-        version: _builtins.str = ...,
-        num_ok: _builtins.int = ...,
-        num_failed: _builtins.int = ...,
-        total_ns: _builtins.int = ...,
-        num_inflight: _builtins.int = ...,
-        bucket: _abc.Iterable[_builtins.int] | None = ...,
-        is_model: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "graph", b"graph", "is_model", b"is_model", "num_failed", b"num_failed", "num_inflight", b"num_inflight", "num_ok", b"num_ok", "total_ns", b"total_ns", "version", b"version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ObservedGraph: _TypeAlias = ObservedGraph  # noqa: Y015
-
-@_typing.final
-class ObservedStep(_message.Message):
-    """A step."""
+class Observed(_message.Message):
+    """Counts of a version of a graph, or of a step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1023,28 +973,42 @@ class ObservedStep(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     IS_ASIDE_FIELD_NUMBER: _builtins.int
-    BUCKET_FIELD_NUMBER: _builtins.int
+    IS_MODEL_FIELD_NUMBER: _builtins.int
+    NUM_OK_FIELD_NUMBER: _builtins.int
+    TOTAL_NS_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     EVENT_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    NUM_INFLIGHT_FIELD_NUMBER: _builtins.int
     graph: _builtins.str
     version: _builtins.str
     path: _builtins.str
+    """"": of the graph."""
     node: _builtins.str
-    """Path and kind of the node that it belongs to."""
+    """Of a step: path and kind of the node that it belongs to."""
     kind: _builtins.str
     is_aside: _builtins.bool
     """A shadow or a fallback."""
-    @_builtins.property
-    def bucket(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Runs with status OK by latency."""
-
+    is_model: _builtins.bool
+    """A target's model in place of a graph."""
+    num_ok: _builtins.int
+    """Runs with status OK, and their time; of a step that is 0."""
+    total_ns: _builtins.int
+    num_inflight: _builtins.int
+    """Of a graph: in flight, of all versions."""
     @_builtins.property
     def failure(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Other runs by status, SKIPPED among them."""
+        """Other runs by status, of a step SKIPPED among them; of a graph by the reasons of `nv_inference_request_failure`."""
 
     @_builtins.property
     def event(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """By name of the metric without `weft_graph_step_`."""
+
+    @_builtins.property
+    def bucket(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Runs with status OK by latency; the bounds are those of `weft_request_latency_seconds`. Of a graph if its steps are
+        told.
+        """
 
     def __init__(
         self,
@@ -1055,17 +1019,21 @@ class ObservedStep(_message.Message):
         node: _builtins.str = ...,
         kind: _builtins.str = ...,
         is_aside: _builtins.bool = ...,
-        bucket: _abc.Iterable[_builtins.int] | None = ...,
+        is_model: _builtins.bool = ...,
+        num_ok: _builtins.int = ...,
+        total_ns: _builtins.int = ...,
         failure: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         event: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        bucket: _abc.Iterable[_builtins.int] | None = ...,
+        num_inflight: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "event", b"event", "failure", b"failure", "graph", b"graph", "is_aside", b"is_aside", "kind", b"kind", "node", b"node", "path", b"path", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "event", b"event", "failure", b"failure", "graph", b"graph", "is_aside", b"is_aside", "is_model", b"is_model", "kind", b"kind", "node", b"node", "num_inflight", b"num_inflight", "num_ok", b"num_ok", "path", b"path", "total_ns", b"total_ns", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ObservedStep: _TypeAlias = ObservedStep  # noqa: Y015
+Global___Observed: _TypeAlias = Observed  # noqa: Y015
 
 @_typing.final
 class ObservedArm(_message.Message):

@@ -88,12 +88,9 @@ class GraphExecutor:
         execution = self.begin(call, context)
         try:
             await execution.work()
-            result = self.result(execution, call)
-        except BaseException as error:
-            self.end(execution, context, error)
-            raise
-        self.end(execution, context)
-        return result
+            return self.result(execution, call)
+        finally:
+            self.end(execution, context)
 
     def begin(self, call: InferCall, context: CallContext, *, is_collected: bool = False) -> Execution:
         """Begin a valid call; ``end`` must follow.

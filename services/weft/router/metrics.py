@@ -162,8 +162,10 @@ class ReplicaCollector(Collector):
             for replica in target.replicas:
                 labels = (target.name, replica.address)
                 inflight.add_metric(labels, replica.num_inflight)
+                is_in = "ejected" if target.is_ejected(replica) else replica.health.value
+                is_in = "leaving" if replica.is_leaving else is_in
                 for name in _STATES:
-                    state.add_metric((*labels, name), name == target.state_of(replica))
+                    state.add_metric((*labels, name), name == is_in)
                 picks.add_metric(labels, replica.num_picks)
                 ejections.add_metric(labels, replica.record.num_ejected)
                 for status, count in list(replica.num_by_status.items()):
