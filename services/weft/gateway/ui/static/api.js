@@ -23,9 +23,8 @@ export async function call(path, { body, headers = {}, signal } = {}) {
   if (key()) sent.authorization = `Bearer ${key()}`;
   const isJson = body !== undefined && !(body instanceof Blob);
   if (isJson) sent["content-type"] = "application/json";
-  const content = isJson ? JSON.stringify(body) : body;
   const method = body === undefined ? "GET" : "POST";
-  const response = await fetch(address(path), { method, headers: sent, body: content, signal, cache: "no-store" });
+  const response = await fetch(address(path), { method, headers: sent, body: isJson ? JSON.stringify(body) : body, signal });
   if (response.ok) return response;
   const said = await response.text();
   let message = said.slice(0, 500) || response.statusText;
@@ -33,7 +32,7 @@ export async function call(path, { body, headers = {}, signal } = {}) {
     const { error } = JSON.parse(said);
     message = String(error.message ?? error);
   } catch { /* no JSON: the text it is */ }
-  if (response.status === 401 || response.status === 403) tell("denied", { reason: message });
+  if (response.status === 401) tell("denied", { reason: message });
   throw Object.assign(new Error(message), { status: response.status });
 }
 
@@ -48,9 +47,8 @@ export async function* events(response) {
       const blocks = (waiting + part.value).split("\n\n");
       waiting = blocks.pop();
       for (const block of blocks) {
-        const type = /^event: *(.*)$/m.exec(block)?.[1] ?? "message";
         const data = /^data: *(.*)$/m.exec(block)?.[1];
-        if (data) yield [type, JSON.parse(data)];
+        if (data) yield [/^event: *(.*)$/m.exec(block)?.[1] ?? "message", JSON.parse(data)];
       }
     }
   } finally {
@@ -82,7 +80,8 @@ async function follow(graphs, signal) {
       }
       tell("down", { reason: "the gateway ended the connection" });
     } catch (error) {
-      if (signal.aborted || error.status === 401 || error.status === 403) return;
+      if (signal.aborted || error.status === 401) return;
+      if (error.status === 403) return void tell("denied", { reason: error.message });
       tell("down", { reason: error.status ? error.message : "the gateway does not answer" });
     }
     await new Promise((done) => setTimeout(done, Math.min(500 * 2 ** failures, 8000)));

@@ -9,30 +9,30 @@ import * as requests from "./requests.js";
 import * as attempt from "./try.js";
 
 const VIEWS = { graphs, try: attempt, requests, models, api };
-const [main, link, banner, total] = ["main", "link", "banner", "total"].map((id) => document.getElementById(id));
+const [main, link, banner, total, dialog] = ["main", "link", "banner", "total", "ask"].map((id) => document.getElementById(id));
 let leave = new AbortController();
 let shown = "";
 
 /** Shows the view of the address; a view's listeners end with its signal. */
 async function show() {
   if (location.hash && !location.hash.startsWith("#/")) return; // the link to the content
-  const [name, ...rest] = (location.hash || "#/graphs").slice(2).split("/").map(decodeURIComponent);
   leave.abort();
   leave = new AbortController();
   const { signal } = leave;
-  for (const one of document.querySelectorAll("header nav a")) {
-    one.setAttribute("aria-current", one.hash === `#/${name}` ? "page" : "false");
-  }
-  if (shown !== name) main.replaceChildren(h("p.note", {}, "Loading…"));
-  if (shown && shown !== name) main.focus({ preventScroll: true });
-  shown = name;
   delete main.dataset.view;
-  document.title = `${[name, ...rest].join(" ")} · Weft`;
   try {
+    const [name, ...rest] = (location.hash || "#/graphs").slice(2).split("/").map(decodeURIComponent);
+    for (const one of document.querySelectorAll("header nav a")) {
+      one.setAttribute("aria-current", one.hash === `#/${name}` ? "page" : "false");
+    }
+    if (shown !== name) put(main, h("p.note", {}, "Loading…"));
+    if (shown && shown !== name) main.focus({ preventScroll: true });
+    shown = name;
+    document.title = `${[name, ...rest].join(" ")} · Weft`;
     await (VIEWS[name] ?? graphs).show(main, rest, signal);
     if (!signal.aborted) main.dataset.view = name;
   } catch (error) {
-    if (!signal.aborted) main.replaceChildren(h("p.note", { role: "alert" }, `▲ ${error.message}`));
+    if (!signal.aborted) put(main, h("p.note", { role: "alert" }, `▲ ${error.message}`));
   }
 }
 
@@ -44,7 +44,7 @@ function state(text, kind, problem = "") {
 }
 
 async function enterKey(why) {
-  const value = await ask("Key", `${why} It is kept in this tab alone.`, "Use it", { key: true });
+  const value = !dialog.open && (await ask("Key", `${why} It is kept in this tab alone.`, "Use it", { key: true }));
   if (!value) return;
   useKey(value);
   watch();
@@ -53,17 +53,13 @@ async function enterKey(why) {
 document.getElementById("key-button").addEventListener("click", () => enterKey("The key of your calls."));
 
 live.addEventListener("state", () => state("● live", "good"));
-live.addEventListener("tick", ({ detail: { total: now } }) => {
-  state("● live", "good");
-  const failing = now.errors ? ` · ▲ ${num(now.errors)} errors/s` : "";
-  put(total, `${num(now.rate)} requests/s · ${num(now.mean_ms)} ms · ${now.inflight} in flight${failing}`);
-});
-live.addEventListener("down", ({ detail: { reason } }) => {
-  state("▲ no connection", "bad", `▲ Weft is not reachable: ${reason}. What is shown is old; it is tried again.`);
-});
+live.addEventListener("tick", ({ detail: { total: now } }) => put(total, [`${num(now.rate)} requests/s`, `${num(now.mean_ms)} ms`,
+  `${num(now.inflight)} in flight`, ...(now.errors ? [`▲ ${num(now.errors)} errors/s`] : [])].join(" · ")));
+live.addEventListener("down", ({ detail: { reason } }) =>
+  state("▲ away", "bad", `▲ Weft is not reachable: ${reason}. What is shown is old; it is tried again.`));
 live.addEventListener("denied", ({ detail: { reason } }) => {
   state("▲ no access", "bad", `▲ ${reason}`);
-  if (!document.getElementById("ask").open) void enterKey(`${reason}.${key() ? " Enter another key." : ""}`);
+  void enterKey(`${reason}.${key() ? " Enter another key." : ""}`);
 });
 addEventListener("hashchange", show);
 watch();

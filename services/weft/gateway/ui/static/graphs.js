@@ -1,7 +1,8 @@
 // Graphs: the list with a filter, the chosen one alive, and what stands behind a step.
 
 import { control, encode, known, latest, live, read, watch } from "./api.js";
-import { bar, clock, facts, folded, grid, h, num, percent, pill, put } from "./dom.js";
+import { bar, clock, facts, folded, grid, h, num, percent, pill, put, track } from "./dom.js";
+import { replicasOf } from "./models.js";
 import { Picture } from "./picture.js";
 
 const id = (graph) => `${graph.name}/${graph.version}`;
@@ -13,17 +14,18 @@ export async function show(main, [name, version, ...step], signal) {
   const chosen = index.find((one) => one.is_graph && (!name || one.name === name) && (!version || one.version === version));
   if (!chosen) throw new Error(name ? `there is no graph '${name}'` : "no graph is served");
   watch([chosen.name]);
-  const graph = await read(`ui/api/graphs/${encode(chosen.name)}?version=${encode(chosen.version)}`, { signal });
+  const graph = chosen.state === "READY"
+    && (await read(`ui/api/graphs/${encode(chosen.name)}?version=${encode(chosen.version)}`, { signal }));
   list ??= makeList();
   list.choose(chosen);
-  main.replaceChildren(h("div.graphs", {}, list.node, page(graph, step.join("/"), signal)));
+  main.replaceChildren(h("div.graphs", {}, list.node, graph ? page(graph, step.join("/"), signal)
+    : h("section", {}, h("h1", {}, chosen.name, " ", pill(chosen.state)), h("p", { role: "alert" }, `It is not served: ${chosen.reason}`))));
 }
 
 /** Made once, so that the filter stays. */
 function makeList() {
-  const [items, found] = [h("ul"), h("small", { role: "status" })];
+  const [items, found, rows] = [h("ul"), h("small", { role: "status" }), new Map()];
   const filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter graphs", oninput: () => sift() });
-  const rows = new Map();
   const sift = () => {
     const words = filter.value.toLowerCase().split(/\s+/);
     for (const [key, row] of rows) row.hidden = !words.every((word) => key.toLowerCase().includes(word));
@@ -33,9 +35,8 @@ function makeList() {
     const current = items.querySelector("[aria-current=true]")?.hash;
     rows.clear();
     for (const graph of latest.state.index.filter((one) => one.is_graph)) {
-      const bad = graph.state !== "READY" && h("span", { title: graph.reason }, pill(graph.state));
       rows.set(id(graph), h("li", {}, h("a", { href: place(graph), "aria-current": String(place(graph) === current) },
-        h("span", {}, graph.name, " ", h("small", {}, graph.version)), bad, h("span.n"))));
+        h("span", {}, graph.state !== "READY" && h("b.bad", {}, `▲ ${graph.state} `), graph.name, " ", h("small", {}, graph.version)), h("span.n"))));
     }
     items.replaceChildren(...rows.values());
     sift();
@@ -51,9 +52,7 @@ function makeList() {
 }
 
 function page(graph, step, signal) {
-  const [figures, cards] = [h("p.figures"), h("div.cards")];
-  const side = h("aside");
-  const made = new Map();
+  const [figures, cards, side, made] = [h("p.figures"), h("div.cards"), h("aside"), new Map()];
   let refresh = () => {};
   const pick = (path) => {
     const found = graph.steps.find((one) => one.path === path);
@@ -63,16 +62,18 @@ function page(graph, step, signal) {
     refresh = found ? panel(side, found, () => pick("")) : () => {};
     if (latest.tick) tick({ detail: latest.tick });
   };
-  const tick = ({ detail: { looked_at: graphs, models } }) => {
+  const tick = ({ detail: { looked_at: graphs, models, rollouts = [] } }) => {
     const now = graphs.find((one) => id(one) === id(graph));
     if (!now) return;
     put(figures, [`${num(now.rate)} requests/s`, `p50 ${num(now.p50_ms)} ms`, `p99 ${num(now.p99_ms)} ms`, `${now.inflight} in flight`,
       `${now.errors ? "▲ " : ""}${percent(now.rate ? now.errors / now.rate : 0)} errors`].join(" · "));
-    picture.update(now, models);
-    refresh(now.steps, models);
-    const bandits = [...new Set(now.arms.map((arm) => arm.node))].map((node) => [node, bandit, now.arms.filter((arm) => arm.node === node)]);
-    for (const [key, make, value] of [...now.rollouts.map((one) => [`${one.node} ${one.candidate}`, rollout, one]), ...bandits]) {
-      if (!made.has(key)) made.set(key, make(cards.appendChild(h("section.card")), value));
+    const modelOf = (one) => models.findLast((row) => row.kind === "model" && row.model === one?.model && row.version === one.model_version);
+    picture.update(now, modelOf);
+    refresh(now.steps, modelOf);
+    const arms = Object.entries(Object.groupBy(now.arms ?? [], (arm) => arm.node)).map(([node, all]) => [node, bandit, all]);
+    const own = rollouts.filter((one) => one.graph === graph.name).map((one) => [`${one.node} ${one.candidate}`, rollout, one]);
+    for (const [key, make, value] of [...own, ...arms]) {
+      if (!made.has(key)) made.set(key, make(cards.appendChild(h("section")), value));
       made.get(key)(value);
     }
   };
@@ -82,8 +83,8 @@ function page(graph, step, signal) {
   return h("section.graph", { "aria-label": `Graph ${graph.name}` },
     h("div.title", {}, h("h1", {}, graph.name, " ", h("small", {}, `version ${graph.version}`)), figures,
       h("a.button", { href: `#/try/${encode(graph.name)}` }, "Try it")),
-    h("div.stage", {}, h("div.scroll.picture", { tabindex: "0", role: "region", "aria-label": "Picture" }, picture.node), side),
-    cards, graph.files.map((file) => folded(file.file, h("pre", {}, file.text))));
+    h("div.stage", {}, h("div.scroll.picture", { tabindex: "0", role: "region", "aria-label": "Picture" }, picture.node), side), cards,
+    graph.files.map(({ file, text }) => folded(file, h("pre", {}, new TextDecoder().decode(Uint8Array.from(atob(text), (one) => one.charCodeAt(0)))))));
 }
 
 /** The side panel of a step; returns what writes its numbers. */
@@ -97,13 +98,13 @@ function panel(side, step, close) {
     h("ul", {}, step.lines.map((line) => h("li", {}, line))), more);
   if (step.model) void model(step).then((parts) => more.replaceChildren(...parts), (error) => put(more, `▲ ${error.message}`));
   const rates = (counts = {}) => Object.entries(counts).map(([name, value]) => `${name} ${num(value)}/s`).join(", ");
-  return (steps, models) => {
+  return (steps, modelOf) => {
     const now = steps[step.path] ?? {};
-    const served = models.find((row) => row.name === step.model && row.version === step.model_version);
+    const served = modelOf(step);
     put(numbers, facts({ runs: `${num(now.rate ?? 0)}/s`, p50: `${num(now.p50_ms)} ms`, p99: `${num(now.p99_ms)} ms`,
       share: now.share != null && percent(now.share), accepted: now.accepted != null && percent(now.accepted),
-      skipped: now.skipped && `${num(now.skipped)}/s`, errors: now.errors ? `▲ ${rates(now.failures)}` : "none", events: rates(now.events),
-      queue: served && `${num(served.queue)}, p99 ${num(served.queue_p99_ms)} ms`, batch: served && `${num(served.batch)} rows` }));
+      skipped: now.skipped > 0 && `${num(now.skipped)}/s`, errors: now.errors ? `▲ ${rates(now.failures)}` : "none", events: rates(now.events),
+      queue: served && `${num(served.queue_size)}, p99 ${num(served.queue_p99_ms)} ms`, batch: served && `${num(served.batch_rows)} rows` }));
   };
 }
 
@@ -111,43 +112,38 @@ async function model(step) {
   const path = `v2/models/${encode(step.model)}/versions/${encode(step.model_version)}`;
   const [machines, metadata, config] = await Promise.all(["ui/api/machines", path, `${path}/config`].map((one) => read(one)));
   const replicas = grid("Replicas", { target: null, state: pill });
-  replicas.fill(machines.replicas.filter((one) => one.target === step.target));
+  replicas.fill(replicasOf(machines).filter((one) => one.target === step.target));
   const tensors = (all) => all.map((one) => `${one.name} ${one.datatype} [${one.shape}]`).join(", ");
   return [facts({ versions: metadata.versions.join(", "), platform: metadata.platform, takes: tensors(metadata.inputs),
     gives: tensors(metadata.outputs) }), replicas.node, folded("Configuration", h("pre", {}, JSON.stringify(config, null, 2)))];
 }
 
 function bandit(card, [{ node }]) {
-  const rows = grid(`Arms of ${node}`, { node: null });
+  const rows = grid(`Arms of ${node}`);
   card.append(h("h2", {}, `Bandit ${node}`), rows.node);
-  return (arms) => rows.fill(arms.map(({ step, ...arm }) => ({ step, ...numbers(arm), mean_reward: arm.reward_sum / arm.num_rewards })));
+  return (arms) => rows.fill(arms.map(({ node: _, ...arm }) => ({ ...arm, mean_reward: arm.reward_sum / arm.num_rewards })));
 }
-
-/** Integers of 64 bits come as text. */
-const numbers = (arm) => Object.fromEntries(Object.entries(arm ?? {}).map(([name, value]) => [name, Number(value)]));
 
 /** A rollout: how it stands, why, both sides, its guards, and the buttons that are allowed. */
 function rollout(card, { graph, node, candidate }) {
-  const [phase, share, track, verdict] = [h("span"), h("p"), h("div.track", { "aria-hidden": "true" }), h("p")];
-  const [sides, guards, history] = [grid("Both sides"), grid("Guards", { is_broken: (broken) => (broken ? "▲ broken" : "● kept") }), h("ul")];
-  const act = (action, question) => h("button", { type: "button", value: action, disabled: !latest.state.actions.includes("rollout"),
-    onclick: () => control({ action, name: graph, node, reason: "by hand" }, question) }, action);
+  const [phase, share, bars, verdict, history] = [h("span"), h("p"), h("div"), h("p"), h("ul")];
+  const [sides, guards] = [grid("Both sides"), grid("Guards", { is_broken: (broken) => (broken ? "▲ yes" : "no") })];
+  const act = (action, ...question) => h("button", { type: "button", value: action,
+    onclick: () => control({ action, name: graph, node, reason: "by hand" }, question.length && question) }, action);
   const buttons = [act("pause"), act("resume"),
-    act("promote", [`Promote ${candidate}?`, "It gets its next share of the requests at once, whatever the guards say.", "Promote"]),
-    act("abort", [`Abort ${candidate}?`, "It gets no more requests.", "Abort"])];
-  card.append(h("h2", {}, `Rollout of ${candidate} at ${node} `, phase), share, track, verdict, sides.node, guards.node,
-    folded("Earlier", history), h("menu", {}, latest.state.actions.includes("rollout") && buttons));
+    act("promote", `Promote ${candidate}?`, "It gets its next share of the requests at once, whatever the guards say.", "Promote"),
+    act("abort", `Abort ${candidate}?`, "It gets no more requests.", "Abort")];
+  card.append(h("h2", {}, `Rollout of ${candidate} at ${node} `, phase), share, bars, verdict, sides.node, guards.node,
+    folded("Earlier", history), h("menu", { hidden: !latest.state.actions.includes("rollout") }, buttons));
   return (now) => {
     put(phase, pill(now.phase));
     put(share, `${num(now.percent)} % of the requests · step ${now.step + 1} of ${now.num_steps} · since ${clock(now.changed_unix_ns / 1e6)}`);
-    put(track, bar(now.percent / 100));
+    put(bars, track(bar(now.percent / 100)));
     put(verdict, now.verdict);
-    sides.fill([{ side: "candidate", ...numbers(now.candidate_arm) }, { side: "baseline", ...numbers(now.baseline_arm) }]);
+    sides.fill([{ side: "candidate", ...now.candidate_arm }, { side: "baseline", ...now.baseline_arm }]);
     guards.fill(now.guard);
     history.replaceChildren(...now.history.map((line) => h("li", {}, line)));
-    for (const button of buttons) {
-      const useless = { PAUSED: ["pause"], RUNNING: ["resume"] }[now.phase] ?? ["pause", "resume", "promote", "abort"];
-      button.disabled = useless.includes(button.value);
-    }
+    const useless = { PAUSED: "pause", RUNNING: "resume" }[now.phase];
+    for (const button of buttons) button.disabled = !useless || button.value === useless;
   };
 }

@@ -1,45 +1,34 @@
 // The gateway's OpenAPI document as a page.
 
 import { address, read, watch } from "./api.js";
-import { folded, h } from "./dom.js";
+import { folded, grid, h } from "./dom.js";
 
 export async function show(main, _, signal) {
   watch([]);
-  const document = await read("openapi.json", { signal });
-  const resolve = (value) => (value?.$ref ? value.$ref.slice(2).split("/").reduce((at, name) => at?.[name], document) : value) ?? {};
-  const groups = Map.groupBy(Object.entries(document.paths), ([path]) => `/${path.split("/")[1]}`);
-  const json = (value) => h("pre", {}, JSON.stringify(value, null, 2));
-
-  /** Fields of a schema, those of objects in it folded. */
-  function fields(schema, depth = 0) {
-    const found = resolve(schema);
-    const items = resolve(found.items);
-    if (found.properties && depth < 5) {
-      return h("dl", {}, Object.entries(found.properties).map(([name, value]) => {
-        const inner = resolve(value);
-        const isNested = inner.properties || resolve(inner.items).properties;
-        return [h("dt", {}, h("code", {}, name), found.required?.includes(name) && h("small", {}, " required")),
-          h("dd", {}, kind(inner), " ", inner.description, isNested && folded("fields", fields(inner, depth + 1)))];
-      }));
-    }
-    return items.properties ? fields(items, depth) : h("p", {}, kind(found));
-  }
-  function kind(schema) {
+  const { paths, info, components } = await read("openapi.json", { signal });
+  const resolve = (value = {}) => (value.$ref ? components[value.$ref.split("/")[2]][value.$ref.split("/")[3]] : value);
+  const kind = (schema) => {
     const one = resolve(schema);
-    const type = one.enum ? one.enum.map((value) => JSON.stringify(value)).join(" | ") : one.anyOf ? one.anyOf.map(kind).join(" or ") : [one.type ?? "any"].flat().join(" or ");
-    return type === "array" ? `array of ${kind(one.items ?? {})}` : type;
-  }
-  const content = (part) => Object.entries(resolve(part).content ?? {}).map(([media, { schema, example, examples = {} }]) =>
-    [h("h4", {}, media), schema && fields(schema), example && folded("Example", json(example)),
-      Object.entries(examples).map(([name, one]) => folded(`Example: ${name}`, json(one.value)))]);
-  const operation = (path, method, { summary, parameters = [], requestBody, responses }) => folded(
+    if (one.items) return `array of ${kind(one.items)}`;
+    return one.enum ? one.enum.map((value) => JSON.stringify(value)).join(", ") : one.anyOf ? one.anyOf.map(kind).join(" or ") : [one.type ?? "any"].join(" or ");
+  };
+  const fields = (title, rows) => {
+    const table = grid(title);
+    table.fill(rows);
+    return rows.length > 0 && [h("h3", {}, title), table.node];
+  };
+  const content = (title, part) => Object.entries(resolve(part).content ?? {}).map(([media, { schema, example, examples = {} }]) => {
+    const { properties = {}, required = [] } = resolve(schema);
+    return [fields(`${title}: ${media}`, Object.entries(properties).map(([name, value]) =>
+      ({ field: name, type: kind(value), required: required.includes(name), description: resolve(value).description ?? "" }))),
+      Object.entries(example ? { "": { value: example } } : examples).map(([name, one]) => folded(`Example ${name}`, h("pre", {}, JSON.stringify(one.value, null, 2))))];
+  });
+  const operation = ([path, method, { summary, parameters = [], requestBody, responses }]) => folded(
     [h("b.method", {}, method.toUpperCase()), h("code", {}, path), " ", h("small", {}, summary)],
-    parameters.length > 0 && [h("h3", {}, "Parameters"), h("dl", {}, parameters.map((one) =>
-      [h("dt", {}, h("code", {}, one.name), h("small", {}, ` ${one.in}`)), h("dd", {}, kind(one.schema), " ", one.description)]))],
-    requestBody && [h("h3", {}, "Body"), content(requestBody)], h("h3", {}, "Answer"), content(responses["200"]),
-    h("p.note", {}, `Errors: ${Object.keys(responses).filter((status) => status !== "200").join(", ")}`));
-  main.replaceChildren(h("div.sheet.api", {}, h("h1", {}, "API"), h("p", {}, document.info.description),
-    h("p", {}, h("a", { href: address("openapi.json") }, "openapi.json")),
-    [...groups].map(([prefix, paths]) => h("section", {}, h("h2", {}, prefix), paths.flatMap(([path, methods]) =>
-      Object.entries(methods).map(([method, one]) => operation(path, method, one)))))));
+    fields("Parameters", parameters.map(({ name, in: where, schema, description = "" }) => ({ name, in: where, type: kind(schema), description }))),
+    requestBody && content("Body", requestBody), content("Answer", responses["200"]), h("p.note", {}, `Statuses: ${Object.keys(responses).join(", ")}`));
+  const all = Object.entries(paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, one]) => [path, method, one]));
+  const family = ([path]) => (/^\/v2/.test(path) ? "V2, the Open Inference Protocol" : /messages/.test(path) ? "Anthropic" : /^\/v1/.test(path) ? "OpenAI" : "Others");
+  main.replaceChildren(h("div.sheet", {}, h("h1", {}, "API"), h("p", {}, info.description, " ", h("a", { href: address("openapi.json") }, "openapi.json")),
+    Object.entries(Object.groupBy(all, family)).map(([title, those]) => h("section", {}, h("h2", {}, title), those.map(operation)))));
 }

@@ -1,7 +1,7 @@
 // Models and machines: what is served, where, how full; load, unload and roll back where it is allowed.
 
 import { control, known, latest, live, read, watch } from "./api.js";
-import { bar, grid, h, histogram, num, percent, pill } from "./dom.js";
+import { bar, grid, h, histogram, num, percent, pill, track } from "./dom.js";
 
 const EVERY_MS = 2000;
 const QUESTIONS = {
@@ -12,34 +12,47 @@ const QUESTIONS = {
 export async function show(main, _, signal) {
   watch([]);
   const { actions } = await known(signal);
-  const buttons = (name) => h("menu", {}, ["load", "unload", "rollback"].filter((action) => actions.includes(action)).map((action) =>
-    h("button", { type: "button", "aria-label": `${action} ${name}`, onclick: () => control({ action, name }, QUESTIONS[action]?.(name)) }, action)));
-  const health = (error, line) => pill(line.is_up ? "serving" : error || "down");
+  const allowed = ["load", "unload", "rollback"].filter((action) => actions.includes(action));
+  const buttons = (name) => h("menu", {}, allowed.map((action) => h("button", { type: "button", "aria-label": `${action} ${name}`,
+    onclick: () => control({ action, name }, QUESTIONS[action]?.(name)) }, action)));
   const parts = {
-    services: [grid("Services", { is_up: null, error: health }), "Services"],
-    models: [grid("Models and graphs", { is_degraded: (bad) => (bad ? "▲ yes" : "no") }), "Models, by priority"],
-    replicas: [grid("Replicas", { state: pill }), "Replicas"],
-    batches: [grid("Batches", { sizes: (sizes) => histogram(sizes) }), "Batches: rows and how often"],
-    ranks: [grid("Ranks"), "Ranks of language models"],
-    roles: [grid("Roles"), "Instances that compute for others"],
-    gauges: [grid("Gauges", { labels: (labels) => Object.entries(labels).map((pair) => pair.join("=")).join(" "), value: gauge }),
-      "KV cache, memory, GPU, instances, warm pool"],
+    Services: grid("Services", { error: null, is_up: (isUp, one) => pill(isUp ? "serving" : one.error || "down") }),
+    "Models, by priority": grid("Models", { is_degraded: (isDegraded) => (isDegraded ? "▲ yes" : "no") }),
+    Replicas: grid("Replicas", { state: pill }),
+    "Batches: rows, and how often": grid("Batches", { executions: histogram }),
+    "Ranks of language models": grid("Ranks"),
+    "Instances that compute for others": grid("Roles"),
+    "Caches, memory, GPU, instances, warm pool": grid("Gauges", { value: gauge }),
+    "What is loaded": grid("Loaded", { state: pill, actions: buttons }),
   };
-  const index = grid("What is loaded", { is_graph: (isGraph) => (isGraph ? "graph" : "model"), state: pill, actions: (name) => buttons(name) });
-  const fillIndex = () => index.fill(latest.state.index.map((one) => (actions.length ? { ...one, actions: one.name } : one)));
-  live.addEventListener("state", fillIndex, { signal });
   const fill = async () => {
-    const machines = await read("ui/api/machines", { signal });
-    for (const [name, [rows]] of Object.entries(parts)) rows.fill(machines[name]);
+    const [machines, { model_stats: counts = [] }] = await Promise.all(["ui/api/machines", "v2/models/stats"].map((path) => read(path, { signal })));
+    const gauges = machines.gauges.filter((one) => !one.name.startsWith("weft_endpoint")).map(({ labels, ...one }) =>
+      ({ ...one, of: Object.entries(labels).map((pair) => pair.join(" ")).join(", ") }));
+    const batches = counts.filter((one) => one.batch_stats.length).map((one) => ({ model: one.name, version: one.version,
+      executions: one.batch_stats.map((size) => [size.batch_size, size.compute_infer.count]) }));
+    const loaded = latest.state.index.map(({ is_graph: isGraph, ...one }) =>
+      ({ kind: isGraph ? "graph" : "model", ...one, ...(allowed.length && { actions: one.name }) }));
+    const models = machines.models.filter((one) => one.kind !== "call" || !machines.models.some((other) => other.kind === "model" && other.model === one.model));
+    const rows = [machines.services, models, replicasOf(machines), batches, machines.ranks, machines.roles, gauges, loaded];
+    Object.values(parts).forEach((part, i) => part.fill(rows[i]));
   };
   await fill();
-  fillIndex();
   const timer = setInterval(() => void fill().catch(() => {}), EVERY_MS); // the banner says what is wrong
+  live.addEventListener("state", fill, { signal });
   signal.addEventListener("abort", () => clearInterval(timer));
-  const section = ([rows, title]) => h("section", {}, h("h2", {}, title), rows.node);
-  main.replaceChildren(h("div.sheet", {}, h("h1", {}, "Models and machines"), section([index, "What is loaded"]), Object.values(parts).map(section)));
+  main.replaceChildren(h("div.sheet", {}, h("h1", {}, "Models and machines"),
+    Object.entries(parts).map(([title, part]) => h("section", {}, h("h2", {}, title), part.node))));
 }
 
-const gauge = (value, { name }) => (/usage|utili[sz]ation|ratio/.test(name) && value <= 1
-  ? h("div.gauge", {}, h("div.track", {}, bar(value)), h("span.n", {}, percent(value)))
+/** The servers behind each target, of the gauges of the router. */
+export function replicasOf({ gauges }) {
+  const value = (name, { target, endpoint }) => gauges.find((one) => one.name === name && one.labels.target === target
+    && one.labels.endpoint === endpoint)?.value ?? 0;
+  return gauges.filter((one) => one.name === "weft_endpoint_state").map(({ labels }) => ({ ...labels,
+    inflight: value("weft_endpoint_inflight", labels), picks: value("weft_endpoint_picks_total", labels) }));
+}
+
+const gauge = (value, { name }) => (/usage|utili[sz]ation/.test(name)
+  ? h("div.gauge", {}, track(bar(value)), h("span.n", {}, percent(value)))
   : /bytes/.test(name) ? `${num(value / 2 ** 20)} MiB` : num(value));

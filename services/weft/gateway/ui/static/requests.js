@@ -8,23 +8,23 @@ const KEPT = 200;
 
 export async function show(main, [key], signal) {
   watch([]);
-  const detail = h("section.detail", { "aria-label": "One request" }, key ? await one(key, signal) : h("p.note", {}, "Choose a request."));
+  const detail = key && h("section", { "aria-label": "One request" }, await one(key, signal));
   const all = await read("ui/api/requests", { signal });
   const which = h("select", { "aria-label": "Which requests", onchange: () => fill() },
     Object.keys(all).map((name) => h("option", {}, name)));
   const rows = grid("Requests", {
-    key: null, trace_id: null, version: null, status: pill, unix_ms: clock, ms: num,
-    request_id: (id, line) => h("a", { href: `#/requests/${encode(line.key)}`, "aria-current": String(line.key === key) }, id || "(no id)"),
-    graph: (graph, line) => `${graph}/${line.version}`,
+    status: pill,
+    request: ({ key: id, request_id: name }) => h("a", { href: `#/requests/${encode(id)}`, "aria-current": String(id === key) }, name || "(no id)"),
   });
-  const fill = () => rows.fill(all[which.value]);
+  const fill = () => rows.fill(all[which.value].map((line) => ({ at: clock(line.unix_ms), ms: line.ms, status: line.status,
+    graph: `${line.graph}/${line.version}`, request: line, path: line.error || line.path })));
   const hold = h("input", { type: "checkbox" });
   live.addEventListener("tick", ({ detail: { requests } }) => {
     all.recent = [...requests.toReversed(), ...all.recent].slice(0, KEPT);
     if (!hold.checked && !rows.node.contains(document.activeElement) && !rows.node.matches(":hover")) fill();
   }, { signal });
   fill();
-  main.replaceChildren(h("div.split", {}, h("section", { "aria-label": "Requests" }, h("div.title", {}, h("h1", {}, "Requests"), which,
+  main.replaceChildren(h(key ? "div.split" : "div.sheet", {}, h("section", { "aria-label": "Requests" }, h("div.title", {}, h("h1", {}, "Requests"), which,
     h("label", {}, hold, " hold")), rows.node), detail));
 }
 

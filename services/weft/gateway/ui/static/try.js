@@ -1,110 +1,95 @@
 // Try it: a form made from the signature, the answer, its way through the graph, and the same call as code.
 
-import { call, encode, events, known, latest, live, read, watch } from "./api.js";
-import { facts, folded, h, histogram, num, percent, put } from "./dom.js";
-import { inputField } from "./fields.js";
+import { call, encode, events, known, read, watch } from "./api.js";
+import { facts, folded, h, histogram, num, put } from "./dom.js";
+import { inputField, parsed } from "./fields.js";
 import { Picture } from "./picture.js";
 import { LANGUAGES } from "./snippets.js";
 import { waterfall } from "./trace.js";
 
-const TRACE_WAIT_MS = 4000;
+const [TRACE_TRIES, TRACE_EVERY_MS] = [6, 500];
 
 export async function show(main, [chosen], signal) {
-  const { index } = await known(signal);
-  const names = [...new Set(index.filter((one) => one.state === "READY").map((one) => one.name))];
-  const name = chosen || index.find((one) => one.is_graph)?.name;
+  const index = Object.values((await known(signal)).index).filter((one) => one.state === "READY");
+  const name = chosen || index[0]?.name;
   if (!name) throw new Error("nothing is served");
   watch([]);
-  const isGraph = index.some((one) => one.is_graph && one.name === name);
-  const [config, graph] = await Promise.all([read(`v2/models/${encode(name)}/config`, { signal }),
-    isGraph && read(`ui/api/graphs/${encode(name)}`, { signal })]);
-  const choice = h("input", { value: name, list: "names", "aria-label": "Graph or model", onchange: () => {
-    if (names.includes(choice.value)) location.hash = `#/try/${encode(choice.value)}`;
-  } });
-  const result = h("section.result", { "aria-label": "Answer" }, graph && h("div.scroll.picture", {}, new Picture(graph).node));
-  main.replaceChildren(h("div.split.try", {}, form(config, graph, result, choice, signal), result,
-    h("datalist", { id: "names" }, names.map((one) => h("option", { value: one })))));
+  const graph = index.some((one) => one.is_graph && one.name === name) && (await read(`ui/api/graphs/${encode(name)}`, { signal }));
+  const config = await read(`v2/models/${encode(name)}/config`, { signal });
+  const names = (isGraph) => [...new Set(index.filter((one) => one.is_graph === isGraph).map((one) => one.name))]
+    .map((one) => h("option", { selected: one === name }, one));
+  const choice = h("select", { "aria-label": "Graph or model", onchange: () => { location.hash = `#/try/${encode(choice.value)}`; } },
+    h("optgroup", { label: "Graphs" }, names(true)), h("optgroup", { label: "Models" }, names(false)));
+  const result = h("section.result", { "aria-label": "Answer" }, way(graph, []));
+  main.replaceChildren(h("div.split.try", {}, form(config, graph, result, choice, signal), result));
 }
 
 function form(config, graph, result, choice, signal) {
   const fields = config.input.map((spec) => inputField(spec, config.max_batch_size > 0));
-  const option = (label, props) => h("label", {}, label, h(props.rows ? "textarea" : "input", props));
-  const more = Object.fromEntries(Object.entries({
-    priority: { type: "number", min: 0 }, timeout_ms: { type: "number", min: 1 }, request_id: {},
-    headers: { rows: 2, placeholder: "x-user-id: 7" }, parameters: { rows: 2, placeholder: '{"team": "shipping"}' },
-  }).map(([name, props]) => [name, option(name.replace("_", " "), { name, ...props })]));
-  const value = (name) => more[name].lastChild.value.trim();
   const isStream = Boolean(config.model_transaction_policy?.decoupled);
+  const option = (name, tag = "input", props = {}) => h("label", {}, name.replaceAll("_", " "), h(tag, { name, ...props }));
+  const value = (name) => node.elements[name].value.trim();
+  let stop = new AbortController();
+  signal.addEventListener("abort", () => stop.abort());
 
   /** What the form says; raises an Error that names the field. */
   async function request() {
-    const parameters = { ...(value("parameters") ? parsed(value("parameters"), "parameters") : {}), graph_trace: true };
+    const parameters = { ...(value("parameters") && parsed(value("parameters"), "parameters")), graph_trace: true };
     if (value("priority")) parameters.priority = Number(value("priority"));
     if (value("timeout_ms")) parameters.timeout = Math.round(Number(value("timeout_ms")) * 1000);
-    const lines = value("headers").split("\n").filter((line) => line.trim());
-    const headers = Object.fromEntries(lines.map((line) => line.split(/:(.*)/s).slice(0, 2).map((part) => part.trim())));
+    const headers = Object.fromEntries(value("headers").split("\n").filter(Boolean).map((line) => /^([^:]*): *(.*)$/.exec(line)?.slice(1) ?? [line, ""]));
     const inputs = (await Promise.all(fields.map((field) => field.read()))).filter(Boolean);
     return { name: config.name, id: value("request_id") || `page-${crypto.randomUUID().slice(0, 8)}`, inputs, parameters, headers, isStream };
   }
-
-  let stop = new AbortController();
-  signal.addEventListener("abort", () => stop.abort());
-  async function run(work) {
+  const run = (work) => async () => {
     stop.abort();
-    stop = new AbortController();
-    const parts = [h("p.note", { role: "status" }, "Working…")];
-    const tell = (...nodes) => result.replaceChildren(...nodes.flat(2));
-    tell(...parts);
+    const own = (stop = new AbortController());
+    const tell = (...nodes) => own.signal.aborted || result.replaceChildren(...h("p", {}, nodes).childNodes);
+    tell(h("p.note", { role: "status" }, "Working…"));
     try {
-      await work(await request(), tell, stop.signal);
+      await work(await request(), tell, own.signal);
     } catch (error) {
-      if (!stop.signal.aborted) result.prepend(h("p.error", { role: "alert" }, `▲ ${error.message}`));
-    } finally {
-      result.querySelector(".note[role=status]")?.remove();
+      result.querySelector(".note")?.remove();
+      if (!own.signal.aborted) result.prepend(h("p.error", { role: "alert" }, `▲ ${error.message}`));
     }
-  }
-  const send = (asked, tell, until) => (isStream ? stream : once)(asked, graph, tell, until);
+  };
   const explain = async ({ inputs, parameters: { graph_trace: _, priority = null, timeout, ...parameters }, headers }, tell) => {
-    const given = Object.fromEntries(inputs.filter((input) => !input.raw).map((input) => [input.name, input.nested]));
+    const given = Object.fromEntries(inputs.filter((input) => !input.raw).map((input) => [input.name, nested(input)]));
     const body = { graph: config.name, version: "", inputs: given, parameters, headers, priority, remaining_ms: timeout ? timeout / 1000 : null };
     tell(h("pre", {}, (await read("ui/api/explain", { body })).text));
   };
-  const code = Object.entries(LANGUAGES).map(([language, write]) => h("button", { type: "button", onclick: () => run(async (asked, tell) => {
+  const copy = (write) => async (asked, tell) => {
     tell(h("pre", {}, write(asked)));
     await navigator.clipboard?.writeText(write(asked)).catch(() => {}); // it is shown, too
-  }) }, language));
-  const optional = fields.filter((field) => field.isOptional);
-  return h("form", { onsubmit: (event) => { event.preventDefault(); void run(send); } },
-    h("h1", {}, "Try it"), choice, fields.filter((field) => !field.isOptional).map((field) => field.node),
-    optional.length > 0 && folded("Optional inputs", ...optional.map((field) => field.node)),
-    folded("Priority, timeout, headers", ...Object.values(more)),
-    h("menu", {}, h("button.main", {}, "Send"), graph && h("button", { type: "button", onclick: () => run(explain) }, "Explain"),
-      isStream && h("button", { type: "button", onclick: () => stop.abort() }, "Stop")),
-    h("menu", { "aria-label": "Copy as" }, h("small", {}, "Copy as"), code));
+  };
+  const button = (name, onclick) => h("button", { type: "button", onclick }, name);
+  const send = run((asked, tell, until) => (isStream ? stream : once)(asked, graph, tell, until));
+  const node = h("form", { onsubmit: (event) => { event.preventDefault(); void send(); } }, h("h1", {}, "Try it"), choice,
+    fields.filter((field) => !field.isOptional).map((field) => field.node),
+    fields.some((field) => field.isOptional) && folded("Optional inputs", fields.filter((field) => field.isOptional).map((field) => field.node)),
+    folded("Priority, timeout, headers", option("priority", "input", { type: "number", min: 0 }), option("timeout_ms", "input", { type: "number", min: 1 }),
+      option("request_id"), option("headers", "textarea", { placeholder: "x-user-id: 7" }), option("parameters", "textarea", { placeholder: "JSON" })),
+    h("menu", {}, h("button.main", {}, "Send"), graph && button("Explain", run(explain)), isStream && button("Stop", () => stop.abort())),
+    h("menu", {}, h("small", {}, "Copy as"), Object.entries(LANGUAGES).map(([language, write]) => button(language, run(copy(write))))));
+  return node;
 }
 
-export function parsed(text, what) {
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    throw new Error(`${what} must be JSON: ${error.message}`);
-  }
-}
+const nested = ({ shape, data }) => shape.slice(1).reduceRight((rows, size) =>
+  Array.from({ length: rows.length / size }, (_, at) => rows.slice(at * size, (at + 1) * size)), data);
 
 async function once({ name, id, inputs, parameters, headers }, graph, tell, signal) {
-  const tensors = inputs.map(({ raw, nested, file, ...input }) => (raw ? { ...input, parameters: { binary_data_size: raw.size } } : input));
-  const json = new TextEncoder().encode(JSON.stringify({ id, inputs: tensors, parameters }));
-  const body = new Blob([json, ...inputs.flatMap((input) => input.raw ?? [])], { type: "application/octet-stream" });
+  const tensors = inputs.map(({ raw, file, ...input }) => (raw ? { ...input, parameters: { binary_data_size: raw.size } } : input));
+  const json = new Blob([JSON.stringify({ id, inputs: tensors, parameters })]);
+  const body = new Blob([json, ...inputs.map((input) => input.raw ?? "")], { type: "application/octet-stream" });
   const start = performance.now();
   try {
-    const sent = { ...headers, "inference-header-content-length": json.length };
+    const sent = { ...headers, "inference-header-content-length": json.size };
     const answer = await read(`v2/models/${encode(name)}/infer`, { body, signal, headers: sent });
     const took = performance.now() - start;
-    const steps = JSON.parse(answer.parameters?.graph_trace ?? "[]");
-    tell(h("h2", {}, `${answer.model_name} version ${answer.model_version} · ${num(took)} ms`),
-      answer.outputs.map(output), way(graph, steps, took));
+    tell(h("h2", {}, `${answer.model_name} version ${answer.model_version} · ${num(took)} ms`), answer.outputs.map(output),
+      way(graph, JSON.parse(answer.parameters?.graph_trace ?? "[]"), took));
   } catch (error) {
-    if (!signal.aborted) tell(way(graph, await traceOf(id, signal)));
+    tell(way(graph, await traceOf(graph, id, signal)));
     throw error;
   }
 }
@@ -113,48 +98,43 @@ async function once({ name, id, inputs, parameters, headers }, graph, tell, sign
 async function stream({ name, id, inputs, parameters, headers }, graph, tell, signal) {
   const file = inputs.find((input) => input.raw);
   if (file) throw new Error(`a file cannot be sent where the answer is a stream: ${file.name}`);
-  const body = { ...Object.fromEntries(inputs.map(({ name: input, data }) => [input, data])), parameters, id };
-  const [text, rest, figures] = [h("pre.stream", { "aria-label": "Text" }), h("div"), h("h2", { role: "status" })];
+  const body = { ...Object.fromEntries(inputs.map((input) => [input.name, input.data])), parameters, id };
+  const [text, rest, figures] = [h("pre.stream"), h("div"), h("h2")];
   tell(figures, text, rest);
   const start = performance.now();
   let [first, responses] = [0, 0];
   for await (const [, part] of events(await call(`v2/models/${encode(name)}/generate_stream`, { body, headers, signal }))) {
     if (part.error) throw new Error(part.error);
     const { text_output: said, model_name: model, model_version: version, ...others } = part;
-    const took = performance.now() - start;
-    first ||= took;
+    first ||= performance.now() - start;
     responses += 1;
-    text.append([said ?? JSON.stringify(others)].flat().join(""), said === undefined ? "\n" : "");
-    put(rest, facts(Object.fromEntries(Object.entries(said === undefined ? {} : others).map(([key, value]) => [key, String(value)]))));
-    put(figures, `${model} version ${version} · ${responses} responses · the first after ${num(first)} ms · ${num(took)} ms`);
+    text.append([said ?? `${JSON.stringify(others)}\n`].flat().join(""));
+    if (said !== undefined) put(rest, facts(others));
+    put(figures, `${model} version ${version} · ${responses} responses · the first after ${num(first)} ms · ${num(performance.now() - start)} ms`);
   }
-  tell(figures, text, rest, way(graph, await traceOf(id, signal)));
+  tell(figures, text, rest, way(graph, await traceOf(graph, id, signal)));
 }
 
-/** The trace of a request as the router kept it, if it comes soon. */
-async function traceOf(id, signal) {
-  const late = AbortSignal.any([signal, AbortSignal.timeout(TRACE_WAIT_MS)]);
-  const line = await new Promise((done) => {
-    late.addEventListener("abort", () => done(null));
-    live.addEventListener("tick", ({ detail }) => {
-      const found = detail.requests.find((one) => one.request_id === id);
-      if (found) done(found);
-    }, { signal: late });
-  });
-  return line ? (await read(`ui/api/requests/${encode(line.key)}`)).steps : [];
+/** The steps of a request of a graph as the router keeps them, if it tells them soon. */
+async function traceOf(graph, id, signal) {
+  for (let left = graph ? TRACE_TRIES : 0; left && !signal.aborted; left -= 1) {
+    const line = (await read("ui/api/requests", { signal })).recent.find((one) => one.request_id === id);
+    if (line) return (await read(`ui/api/requests/${encode(line.key)}`, { signal })).steps;
+    await new Promise((done) => setTimeout(done, TRACE_EVERY_MS));
+  }
+  return [];
 }
 
 /** The waterfall, and the way on the graph's picture. */
 function way(graph, steps, took) {
-  if (!graph) return [];
-  const picture = new Picture(graph);
-  if (steps.length) picture.mark(steps);
-  return [steps.length > 0 && waterfall(steps, took), h("div.scroll.picture", {}, picture.node)].filter(Boolean);
+  const picture = graph ? new Picture(graph) : null;
+  if (steps.length) picture?.mark(steps);
+  return [steps.length > 0 && waterfall(steps, took), picture && h("div.scroll.picture", { tabindex: "0", role: "region", "aria-label": "Picture" }, picture.node)];
 }
 
 function output({ name, datatype, shape, data }) {
-  const isText = datatype === "BYTES";
-  const isChart = !isText && data.length > 1 && data.length <= 32 && data.every((value) => value >= 0);
-  const shown = isText ? data.map((one) => h("pre", {}, one)) : isChart ? histogram(data.map((value, i) => [i, value])) : h("pre", {}, JSON.stringify(data));
-  return [h("h3", {}, name, " ", h("small", {}, `${datatype} [${shape}]`)), shown].flat();
+  const isChart = datatype !== "BYTES" && data.length > 1 && data.length <= 32 && data.every((value) => value >= 0);
+  const shown = datatype === "BYTES" ? data.map((one) => h("pre", {}, one))
+    : isChart ? histogram(data.map((value, i) => [i, value])) : h("pre", {}, JSON.stringify(data));
+  return [h("h3", {}, name, " ", h("small", {}, `${datatype} [${shape}]`)), shown];
 }
