@@ -9,30 +9,22 @@ export const live = new EventTarget();
 export const latest = {};
 export const encode = encodeURIComponent;
 export const address = (path) => new URL(path, ROOT).href;
-export const key = () => sessionStorage.getItem(KEY) ?? "";
+export const key = () => sessionStorage.getItem(KEY);
 export const useKey = (value) => sessionStorage.setItem(KEY, value);
-
-function tell(type, detail) {
-  latest[type] = detail;
-  live.dispatchEvent(new CustomEvent(type, { detail }));
-}
 
 /** The response; throws an Error with the server's message and `status`. A body that is no Blob goes as JSON. */
 export async function call(path, { body, headers = {}, signal } = {}) {
-  const sent = { ...headers, "x-weft-ui": "1" };
-  if (key()) sent.authorization = `Bearer ${key()}`;
   const isJson = body !== undefined && !(body instanceof Blob);
-  if (isJson) sent["content-type"] = "application/json";
-  const method = body === undefined ? "GET" : "POST";
-  const response = await fetch(address(path), { method, headers: sent, body: isJson ? JSON.stringify(body) : body, signal });
+  const response = await fetch(address(path), {
+    method: body === undefined ? "GET" : "POST", body: isJson ? JSON.stringify(body) : body, signal,
+    headers: { ...headers, "x-weft-ui": "1", ...(isJson && { "content-type": "application/json" }), ...(key() && { authorization: `Bearer ${key()}` }) },
+  });
   if (response.ok) return response;
-  const said = await response.text();
-  let message = said.slice(0, 500) || response.statusText;
+  let message = (await response.text()).slice(0, 1000) || response.statusText;
   try {
-    const { error } = JSON.parse(said);
+    const { error } = JSON.parse(message);
     message = String(error.message ?? error);
   } catch { /* no JSON: the text it is */ }
-  if (response.status === 401) tell("denied", { reason: message });
   throw Object.assign(new Error(message), { status: response.status });
 }
 
@@ -48,7 +40,7 @@ export async function* events(response) {
       waiting = blocks.pop();
       for (const block of blocks) {
         const data = /^data: *(.*)$/m.exec(block)?.[1];
-        if (data) yield [/^event: *(.*)$/m.exec(block)?.[1] ?? "message", JSON.parse(data)];
+        if (data) yield [/^event: *(.*)$/m.exec(block)?.[1], JSON.parse(data)];
       }
     }
   } finally {
@@ -64,12 +56,12 @@ export function watch(graphs = watched) {
   watched = graphs;
   stop.abort();
   stop = new AbortController();
-  if (!document.hidden) void follow(graphs, stop.signal);
+  if (!document.hidden) void follow(new URLSearchParams(graphs.map((name) => ["graph", name])), stop.signal);
 }
 document.addEventListener("visibilitychange", () => watch());
 
-async function follow(graphs, signal) {
-  const query = new URLSearchParams(graphs.map((name) => ["graph", name]));
+async function follow(query, signal) {
+  const tell = (type, detail) => live.dispatchEvent(new CustomEvent(type, { detail: (latest[type] = detail) }));
   for (let failures = 0; !signal.aborted; failures += 1) {
     try {
       for await (const [type, data] of events(await call(`ui/api/live?${query}`, { signal }))) {
@@ -78,20 +70,15 @@ async function follow(graphs, signal) {
         tell(type, data);
         if (type === "denied") return;
       }
-      tell("down", { reason: "the gateway ended the connection" });
+      throw new Error("the gateway ended the connection");
     } catch (error) {
-      if (signal.aborted || error.status === 401) return;
-      if (error.status === 403) return void tell("denied", { reason: error.message });
-      tell("down", { reason: error.status ? error.message : "the gateway does not answer" });
+      if (signal.aborted) return;
+      const isDenied = error.status === 401 || error.status === 403;
+      tell(isDenied ? "denied" : "down", { reason: error.message });
+      if (isDenied) return;
     }
     await new Promise((done) => setTimeout(done, Math.min(500 * 2 ** failures, 8000)));
   }
-}
-
-/** The latest state of the server; waits for the first. */
-export async function known(signal) {
-  while (!latest.state) await new Promise((done) => live.addEventListener("state", done, { once: true, signal }));
-  return latest.state;
 }
 
 /** Does what `/ui/api/control` takes, after `question` if there is one; says what came of it. */

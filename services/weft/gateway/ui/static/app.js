@@ -1,38 +1,35 @@
 // The shell: which view is shown, the connection, the key.
 
-import { key, live, useKey, watch } from "./api.js";
+import { key, latest, live, useKey, watch } from "./api.js";
 import { ask, h, num, put } from "./dom.js";
-import * as graphs from "./graphs.js";
-import * as api from "./interfaces.js";
-import * as models from "./models.js";
-import * as requests from "./requests.js";
-import * as attempt from "./try.js";
+import { graphs } from "./graphs.js";
+import { api, models, requests } from "./tables.js";
+import { attempt } from "./try.js";
 
 const VIEWS = { graphs, try: attempt, requests, models, api };
-const [main, link, banner, total, dialog] = ["main", "link", "banner", "total", "ask"].map((id) => document.getElementById(id));
+const [main, link, banner, total] = ["main", "link", "banner", "total"].map((id) => document.getElementById(id));
 let leave = new AbortController();
-let shown = "";
+let shown;
 
 /** Shows the view of the address; a view's listeners end with its signal. */
 async function show() {
   if (location.hash && !location.hash.startsWith("#/")) return; // the link to the content
   leave.abort();
-  leave = new AbortController();
-  const { signal } = leave;
+  const { signal } = (leave = new AbortController());
   delete main.dataset.view;
   try {
     const [name, ...rest] = (location.hash || "#/graphs").slice(2).split("/").map(decodeURIComponent);
-    for (const one of document.querySelectorAll("header nav a")) {
-      one.setAttribute("aria-current", one.hash === `#/${name}` ? "page" : "false");
-    }
+    for (const one of document.querySelectorAll("nav a.view")) one.setAttribute("aria-current", one.hash === `#/${name}` ? "page" : "false");
     if (shown !== name) put(main, h("p.note", {}, "Loading…"));
     if (shown && shown !== name) main.focus({ preventScroll: true });
     shown = name;
     document.title = `${[name, ...rest].join(" ")} · Weft`;
-    await (VIEWS[name] ?? graphs).show(main, rest, signal);
+    if (name !== "graphs") watch([]);
+    while (!latest.state) await new Promise((done) => live.addEventListener("state", done, { once: true, signal }));
+    await (VIEWS[name] ?? graphs)(main, rest, signal);
     if (!signal.aborted) main.dataset.view = name;
   } catch (error) {
-    if (!signal.aborted) put(main, h("p.note", { role: "alert" }, `▲ ${error.message}`));
+    if (!signal.aborted) main.replaceChildren(h("p.note", { role: "alert" }, `▲ ${error.message}`));
   }
 }
 
@@ -44,7 +41,7 @@ function state(text, kind, problem = "") {
 }
 
 async function enterKey(why) {
-  const value = !dialog.open && (await ask("Key", `${why} It is kept in this tab alone.`, "Use it", { key: true }));
+  const value = await ask("Key", `${why} It is kept in this tab alone.`, "Use it", { key: true });
   if (!value) return;
   useKey(value);
   watch();

@@ -6,8 +6,7 @@ export function h(tag, props = {}, ...children) {
   const node = document.createElement(name);
   if (classes.length) node.className = classes.join(" ");
   for (const [key, value] of Object.entries(props)) {
-    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else if (key === "value") node.value = value;
+    if (key.startsWith("on") || key === "value") node[key] = value;
     else if (value !== false && value != null) node.setAttribute(key, value === true ? "" : value);
   }
   node.append(...children.flat(Infinity).filter((child) => child != null && child !== false));
@@ -33,23 +32,22 @@ export const clock = (unixMs) => new Date(unixMs).toLocaleTimeString("en-GB");
 const title = (name) => name.replace(/^(num|is)_/, "").replace("_per_", "/").replace("_mib", " MiB").replaceAll("_", " ");
 const plain = (value) => (typeof value === "number" ? num(value) : typeof value === "boolean" ? (value ? "yes" : "no") : value ?? "–");
 
+/** What may be wider than the page scrolls by itself. */
+export const scrolled = (label, ...content) => h("div.scroll", { tabindex: "0", role: "region", "aria-label": label }, content);
+
 /** A table of objects, a column for each field; `cells` has the content of some, null leaves a column out. */
 export function grid(label, cells = {}) {
-  const [head, body] = [h("tr"), h("tbody")];
-  const table = h("table", { "aria-label": label }, h("thead", {}, head), body);
-  const node = h("div.scroll", { tabindex: "0", role: "region", "aria-label": label, hidden: true }, table);
+  const [head, body] = [h("thead"), h("tbody")];
+  const node = scrolled(label, h("table", {}, head, body));
   const fill = (items = []) => {
     node.hidden = !items.length;
     const names = Object.keys(items[0] ?? {}).filter((name) => cells[name] !== null);
     const kind = (name) => (items.every((item) => item[name] == null || typeof item[name] === "number") ? "n" : "t");
-    if (names.join() !== head.dataset.names) {
-      head.replaceChildren(...names.map((name) => h(`th.${kind(name)}`, { scope: "col" }, title(name))));
-      head.dataset.names = names.join();
-      body.replaceChildren();
-    }
+    put(head, h("tr", {}, names.map((name) => h(`th.${kind(name)}`, { scope: "col" }, title(name)))));
     while (body.rows.length > items.length) body.lastChild.remove();
     items.forEach((item, i) => {
-      const row = body.rows[i] ?? body.appendChild(h("tr", {}, names.map((name) => h(`td.${kind(name)}`))));
+      const row = body.rows[i] ?? body.appendChild(h("tr"));
+      while (row.cells.length < names.length) row.append(h(`td.${kind(names[row.cells.length])}`));
       names.forEach((name, at) => put(row.cells[at], (cells[name] ?? plain)(item[name], item)));
     });
   };

@@ -1,21 +1,19 @@
 // Graphs: the list with a filter, the chosen one alive, and what stands behind a step.
 
-import { control, encode, known, latest, live, read, watch } from "./api.js";
-import { bar, clock, facts, folded, grid, h, num, percent, pill, put, track } from "./dom.js";
-import { replicasOf } from "./models.js";
+import { control, encode, latest, live, read, watch } from "./api.js";
+import { bar, clock, facts, folded, grid, h, num, percent, pill, put, scrolled, track } from "./dom.js";
+import { replicasOf } from "./tables.js";
 import { Picture } from "./picture.js";
 
 const id = (graph) => `${graph.name}/${graph.version}`;
 const place = (graph) => `#/graphs/${encode(graph.name)}/${encode(graph.version)}`;
 let list;
 
-export async function show(main, [name, version, ...step], signal) {
-  const { index } = await known(signal);
-  const chosen = index.find((one) => one.is_graph && (!name || one.name === name) && (!version || one.version === version));
+export async function graphs(main, [name, version, ...step], signal) {
+  const chosen = latest.state.index.find((one) => one.is_graph && (!name || one.name === name) && (!version || one.version === version));
   if (!chosen) throw new Error(name ? `there is no graph '${name}'` : "no graph is served");
   watch([chosen.name]);
-  const graph = chosen.state === "READY"
-    && (await read(`ui/api/graphs/${encode(chosen.name)}?version=${encode(chosen.version)}`, { signal }));
+  const graph = chosen.state === "READY" && (await read(`ui/api/graphs/${encode(chosen.name)}?version=${encode(chosen.version)}`, { signal }));
   list ??= makeList();
   list.choose(chosen);
   main.replaceChildren(h("div.graphs", {}, list.node, graph ? page(graph, step.join("/"), signal)
@@ -24,30 +22,31 @@ export async function show(main, [name, version, ...step], signal) {
 
 /** Made once, so that the filter stays. */
 function makeList() {
-  const [items, found, rows] = [h("ul"), h("small", { role: "status" }), new Map()];
+  const [items, found] = [h("ul"), h("small", { role: "status" })];
   const filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter graphs", oninput: () => sift() });
+  let [rows, current] = [new Map(), ""];
   const sift = () => {
     const words = filter.value.toLowerCase().split(/\s+/);
     for (const [key, row] of rows) row.hidden = !words.every((word) => key.toLowerCase().includes(word));
     put(found, `${items.querySelectorAll("li:not([hidden])").length} of ${rows.size} graphs`);
   };
+  const choose = (graph) => {
+    current = id(graph);
+    for (const [key, row] of rows) row.firstChild.setAttribute("aria-current", String(key === current));
+  };
   const fill = () => {
-    const current = items.querySelector("[aria-current=true]")?.hash;
-    rows.clear();
-    for (const graph of latest.state.index.filter((one) => one.is_graph)) {
-      rows.set(id(graph), h("li", {}, h("a", { href: place(graph), "aria-current": String(place(graph) === current) },
-        h("span", {}, graph.state !== "READY" && h("b.bad", {}, `▲ ${graph.state} `), graph.name, " ", h("small", {}, graph.version)), h("span.n"))));
-    }
+    rows = new Map(latest.state.index.filter((one) => one.is_graph).map((graph) => [id(graph), h("li", {}, h("a", { href: place(graph),
+      "aria-current": String(id(graph) === current) }, h("span", {}, graph.state !== "READY" && h("b.bad", {}, `▲ ${graph.state} `),
+      graph.name, " ", h("small", {}, graph.version)), h("span.n")))]));
     items.replaceChildren(...rows.values());
     sift();
   };
   live.addEventListener("state", fill);
   live.addEventListener("tick", ({ detail: { graphs } }) => {
     const busy = new Map(graphs.map((graph) => [id(graph), `${graph.errors ? "▲ " : ""}${num(graph.rate)}/s`]));
-    for (const [key, row] of rows) put(row.querySelector(".n"), busy.get(key) ?? "");
+    for (const [key, row] of rows) put(row.firstChild.lastChild, busy.get(key) ?? "");
   });
   fill();
-  const choose = (graph) => rows.forEach((row, key) => row.firstChild.setAttribute("aria-current", String(key === id(graph))));
   return { node: h("nav.list", { "aria-label": "Graphs" }, filter, found, items), choose };
 }
 
@@ -65,14 +64,14 @@ function page(graph, step, signal) {
   const tick = ({ detail: { looked_at: graphs, models, rollouts = [] } }) => {
     const now = graphs.find((one) => id(one) === id(graph));
     if (!now) return;
-    put(figures, [`${num(now.rate)} requests/s`, `p50 ${num(now.p50_ms)} ms`, `p99 ${num(now.p99_ms)} ms`, `${now.inflight} in flight`,
+    put(figures, [`${num(now.rate)} requests/s`, `p50 ${num(now.p50_ms)} ms`, `p99 ${num(now.p99_ms)} ms`, `${num(now.inflight)} in flight`,
       `${now.errors ? "▲ " : ""}${percent(now.rate ? now.errors / now.rate : 0)} errors`].join(" · "));
     const modelOf = (one) => models.findLast((row) => row.kind === "model" && row.model === one?.model && row.version === one.model_version);
     picture.update(now, modelOf);
     refresh(now.steps, modelOf);
-    const arms = Object.entries(Object.groupBy(now.arms ?? [], (arm) => arm.node)).map(([node, all]) => [node, bandit, all]);
-    const own = rollouts.filter((one) => one.graph === graph.name).map((one) => [`${one.node} ${one.candidate}`, rollout, one]);
-    for (const [key, make, value] of [...own, ...arms]) {
+    const arms = Object.values(Object.groupBy(now.arms, (arm) => arm.node)).map((all) => [bandit, all[0].node, all]);
+    const own = rollouts.filter((one) => one.graph === graph.name).map((one) => [rollout, `${one.node} ${one.candidate}`, one]);
+    for (const [make, key, value] of [...own, ...arms]) {
       if (!made.has(key)) made.set(key, make(cards.appendChild(h("section")), value));
       made.get(key)(value);
     }
@@ -80,22 +79,19 @@ function page(graph, step, signal) {
   const picture = new Picture(graph, pick);
   live.addEventListener("tick", tick, { signal });
   pick(step);
-  return h("section.graph", { "aria-label": `Graph ${graph.name}` },
-    h("div.title", {}, h("h1", {}, graph.name, " ", h("small", {}, `version ${graph.version}`)), figures,
-      h("a.button", { href: `#/try/${encode(graph.name)}` }, "Try it")),
-    h("div.stage", {}, h("div.scroll.picture", { tabindex: "0", role: "region", "aria-label": "Picture" }, picture.node), side), cards,
-    graph.files.map(({ file, text }) => folded(file, h("pre", {}, new TextDecoder().decode(Uint8Array.from(atob(text), (one) => one.charCodeAt(0)))))));
+  const text = (base64) => new TextDecoder().decode(Uint8Array.from(atob(base64), (one) => one.charCodeAt(0)));
+  return h("div.graph", {}, h("div.title", {}, h("h1", {}, graph.name, " ", h("small", {}, `version ${graph.version}`)), figures,
+    h("a.button", { href: `#/try/${encode(graph.name)}` }, "Try it")), h("div.stage", {}, scrolled("Picture", picture.node), side), cards,
+  graph.files.map((file) => folded(file.file, h("pre", {}, text(file.text)))));
 }
 
 /** The side panel of a step; returns what writes its numbers. */
 function panel(side, step, close) {
   const [numbers, more] = [h("div"), h("div")];
-  side.setAttribute("aria-label", step.title || step.name);
-  side.replaceChildren(
-    h("div.title", {}, h("h2", {}, step.title || step.name), h("button", { type: "button", onclick: close, "aria-label": "Close" }, "✕")), numbers,
-    facts({ path: step.path, in: `${step.kind} ${step.node}`, model: step.model && `${step.model} version ${step.model_version}`,
-      target: step.target, shadow: step.is_shadow && "its answers are dropped", "fallback of": step.fallback_of }),
-    h("ul", {}, step.lines.map((line) => h("li", {}, line))), more);
+  side.setAttribute("aria-label", step.title);
+  side.replaceChildren(h("div.title", {}, h("h2", {}, step.title), h("button", { type: "button", onclick: close, "aria-label": "Close" }, "✕")), numbers,
+    facts({ path: step.path, in: `${step.kind} ${step.node}`, model: step.model && `${step.model} version ${step.model_version}`, target: step.target,
+      shadow: step.is_shadow && "its answers are dropped", "fallback of": step.fallback_of, about: step.lines.join("; ") }), more);
   if (step.model) void model(step).then((parts) => more.replaceChildren(...parts), (error) => put(more, `▲ ${error.message}`));
   const rates = (counts = {}) => Object.entries(counts).map(([name, value]) => `${name} ${num(value)}/s`).join(", ");
   return (steps, modelOf) => {
@@ -119,30 +115,28 @@ async function model(step) {
 }
 
 function bandit(card, [{ node }]) {
-  const rows = grid(`Arms of ${node}`);
+  const rows = grid("Arms", { node: null });
   card.append(h("h2", {}, `Bandit ${node}`), rows.node);
-  return (arms) => rows.fill(arms.map(({ node: _, ...arm }) => ({ ...arm, mean_reward: arm.reward_sum / arm.num_rewards })));
+  return (arms) => rows.fill(arms.map((arm) => ({ ...arm, mean_reward: arm.reward_sum / arm.num_rewards })));
 }
 
 /** A rollout: how it stands, why, both sides, its guards, and the buttons that are allowed. */
 function rollout(card, { graph, node, candidate }) {
-  const [phase, share, bars, verdict, history] = [h("span"), h("p"), h("div"), h("p"), h("ul")];
-  const [sides, guards] = [grid("Both sides"), grid("Guards", { is_broken: (broken) => (broken ? "▲ yes" : "no") })];
+  const [stand, verdict] = [h("div"), h("p")];
+  const [sides, guards] = [grid("Both sides"), grid("Guards", { is_broken: (isBroken) => (isBroken ? "▲ yes" : "no") })];
   const act = (action, ...question) => h("button", { type: "button", value: action,
     onclick: () => control({ action, name: graph, node, reason: "by hand" }, question.length && question) }, action);
   const buttons = [act("pause"), act("resume"),
     act("promote", `Promote ${candidate}?`, "It gets its next share of the requests at once, whatever the guards say.", "Promote"),
     act("abort", `Abort ${candidate}?`, "It gets no more requests.", "Abort")];
-  card.append(h("h2", {}, `Rollout of ${candidate} at ${node} `, phase), share, bars, verdict, sides.node, guards.node,
-    folded("Earlier", history), h("menu", { hidden: !latest.state.actions.includes("rollout") }, buttons));
+  card.append(h("h2", {}, `Rollout of ${candidate} at ${node}`), stand, verdict, sides.node, guards.node,
+    h("menu", { hidden: !latest.state.actions.includes("rollout") }, buttons));
   return (now) => {
-    put(phase, pill(now.phase));
-    put(share, `${num(now.percent)} % of the requests · step ${now.step + 1} of ${now.num_steps} · since ${clock(now.changed_unix_ns / 1e6)}`);
-    put(bars, track(bar(now.percent / 100)));
-    put(verdict, now.verdict);
+    put(stand, h("div", {}, pill(now.phase), ` ${num(now.percent)} % of the requests · step ${now.step + 1} of ${now.num_steps} · since `
+      + clock(now.changed_unix_ns / 1e6), track(bar(now.percent / 100))));
+    put(verdict, [now.verdict, ...now.history.toReversed()].join("\n"));
     sides.fill([{ side: "candidate", ...now.candidate_arm }, { side: "baseline", ...now.baseline_arm }]);
     guards.fill(now.guard);
-    history.replaceChildren(...now.history.map((line) => h("li", {}, line)));
     const useless = { PAUSED: "pause", RUNNING: "resume" }[now.phase];
     for (const button of buttons) button.disabled = !useless || button.value === useless;
   };

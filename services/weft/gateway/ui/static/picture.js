@@ -15,26 +15,23 @@ export class Picture {
     this.node = document.importNode(parsed.documentElement, true);
     this.node.setAttribute("role", "group");
     this.node.style.minWidth = `${LEAST * this.node.getAttribute("width")}px`;
-    const arrow = this.node.querySelector("marker"); // of one size, however thick its edge is
-    for (const [name, value] of [["markerUnits", "userSpaceOnUse"], ["markerWidth", 12], ["markerHeight", 12]]) arrow.setAttribute(name, value);
+    this.node.querySelector("marker").setAttribute("markerUnits", "userSpaceOnUse"); // of one size, however thick its edge is
     this.steps = new Map(steps.map((step) => [step.path, step]));
     this.boxes = [...this.node.querySelectorAll("g[data-step][data-role]")];
     this.edges = [...this.node.querySelectorAll("g[data-from][data-step]")];
     for (const box of this.boxes) {
       box.setAttribute("role", "button");
       box.setAttribute("tabindex", "0");
-      box.addEventListener("click", () => pick(box.dataset.step));
-      box.addEventListener("keydown", (event) => {
+      box.onclick = () => pick(box.dataset.step);
+      box.onkeydown = (event) => {
         if (event.key !== "Enter" && event.key !== " ") return;
         event.preventDefault();
         pick(box.dataset.step);
-      });
+      };
     }
     this.#write(() => [""]);
-    requestAnimationFrame(() => {
-      const place = this.node.parentElement;
-      if (place) place.scrollLeft = (place.scrollWidth - place.clientWidth) / 2;
-    });
+    const centre = (place) => place?.scrollTo((place.scrollWidth - place.clientWidth) / 2, 0);
+    requestAnimationFrame(() => centre(this.node.parentElement));
   }
 
   select(path) {

@@ -1,23 +1,20 @@
 // Try it: a form made from the signature, the answer, its way through the graph, and the same call as code.
 
-import { call, encode, events, known, read, watch } from "./api.js";
-import { facts, folded, h, histogram, num, put } from "./dom.js";
-import { inputField, parsed } from "./fields.js";
+import { call, encode, events, latest, read } from "./api.js";
+import { facts, folded, h, histogram, num, put, scrolled } from "./dom.js";
+import { inputField, LANGUAGES, parsed } from "./form.js";
 import { Picture } from "./picture.js";
-import { LANGUAGES } from "./snippets.js";
-import { waterfall } from "./trace.js";
+import { waterfall } from "./tables.js";
 
 const [TRACE_TRIES, TRACE_EVERY_MS] = [6, 500];
 
-export async function show(main, [chosen], signal) {
-  const index = Object.values((await known(signal)).index).filter((one) => one.state === "READY");
-  const name = chosen || index[0]?.name;
+export async function attempt(main, [chosen], signal) {
+  const ready = latest.state.index.filter((one) => one.state === "READY");
+  const name = chosen || ready[0]?.name;
   if (!name) throw new Error("nothing is served");
-  watch([]);
-  const graph = index.some((one) => one.is_graph && one.name === name) && (await read(`ui/api/graphs/${encode(name)}`, { signal }));
+  const graph = ready.some((one) => one.is_graph && one.name === name) ? await read(`ui/api/graphs/${encode(name)}`, { signal }) : null;
   const config = await read(`v2/models/${encode(name)}/config`, { signal });
-  const names = (isGraph) => [...new Set(index.filter((one) => one.is_graph === isGraph).map((one) => one.name))]
-    .map((one) => h("option", { selected: one === name }, one));
+  const names = (isGraph) => [...new Set(ready.filter((one) => one.is_graph === isGraph).map((one) => one.name))].map((one) => h("option", { selected: one === name }, one));
   const choice = h("select", { "aria-label": "Graph or model", onchange: () => { location.hash = `#/try/${encode(choice.value)}`; } },
     h("optgroup", { label: "Graphs" }, names(true)), h("optgroup", { label: "Models" }, names(false)));
   const result = h("section.result", { "aria-label": "Answer" }, way(graph, []));
@@ -25,9 +22,9 @@ export async function show(main, [chosen], signal) {
 }
 
 function form(config, graph, result, choice, signal) {
-  const fields = config.input.map((spec) => inputField(spec, config.max_batch_size > 0));
+  const all = config.input.map((spec) => inputField(spec, config.max_batch_size > 0));
   const isStream = Boolean(config.model_transaction_policy?.decoupled);
-  const option = (name, tag = "input", props = {}) => h("label", {}, name.replaceAll("_", " "), h(tag, { name, ...props }));
+  const option = (name, props, tag = "input") => h("label", {}, name.replaceAll("_", " "), h(tag, { name, ...props }));
   const value = (name) => node.elements[name].value.trim();
   let stop = new AbortController();
   signal.addEventListener("abort", () => stop.abort());
@@ -37,25 +34,26 @@ function form(config, graph, result, choice, signal) {
     const parameters = { ...(value("parameters") && parsed(value("parameters"), "parameters")), graph_trace: true };
     if (value("priority")) parameters.priority = Number(value("priority"));
     if (value("timeout_ms")) parameters.timeout = Math.round(Number(value("timeout_ms")) * 1000);
-    const headers = Object.fromEntries(value("headers").split("\n").filter(Boolean).map((line) => /^([^:]*): *(.*)$/.exec(line)?.slice(1) ?? [line, ""]));
-    const inputs = (await Promise.all(fields.map((field) => field.read()))).filter(Boolean);
-    return { name: config.name, id: value("request_id") || `page-${crypto.randomUUID().slice(0, 8)}`, inputs, parameters, headers, isStream };
+    const headers = Object.fromEntries(value("headers").split("\n").filter(Boolean).map((line) => line.split(/: *(.*)/s).slice(0, 2)));
+    const inputs = (await Promise.all(all.map((field) => field.read()))).filter(Boolean);
+    const fields = Object.fromEntries(inputs.filter((input) => !input.raw).map((input) => [input.name, input.data]));
+    return { name: config.name, id: value("request_id") || `page-${crypto.randomUUID().slice(0, 8)}`, inputs, fields, parameters, headers, isStream };
   }
+  /** A listener that does `work(request, tell, signal)`, the one before it ends. */
   const run = (work) => async () => {
     stop.abort();
-    const own = (stop = new AbortController());
-    const tell = (...nodes) => own.signal.aborted || result.replaceChildren(...h("p", {}, nodes).childNodes);
+    const { signal: own } = (stop = new AbortController());
+    const tell = (...parts) => own.aborted || result.replaceChildren(...parts.flat(Infinity).filter(Boolean));
     tell(h("p.note", { role: "status" }, "Working…"));
     try {
-      await work(await request(), tell, own.signal);
+      await work(await request(), tell, own);
     } catch (error) {
       result.querySelector(".note")?.remove();
-      if (!own.signal.aborted) result.prepend(h("p.error", { role: "alert" }, `▲ ${error.message}`));
+      if (!own.aborted) result.prepend(h("p.error", { role: "alert" }, `▲ ${error.message}`));
     }
   };
-  const explain = async ({ inputs, parameters: { graph_trace: _, priority = null, timeout, ...parameters }, headers }, tell) => {
-    const given = Object.fromEntries(inputs.filter((input) => !input.raw).map((input) => [input.name, nested(input)]));
-    const body = { graph: config.name, version: "", inputs: given, parameters, headers, priority, remaining_ms: timeout ? timeout / 1000 : null };
+  const explain = async ({ fields, parameters: { graph_trace: _, priority = null, timeout, ...parameters }, headers }, tell) => {
+    const body = { graph: config.name, version: "", inputs: fields, parameters, headers, priority, remaining_ms: timeout ? timeout / 1000 : null };
     tell(h("pre", {}, (await read("ui/api/explain", { body })).text));
   };
   const copy = (write) => async (asked, tell) => {
@@ -64,18 +62,15 @@ function form(config, graph, result, choice, signal) {
   };
   const button = (name, onclick) => h("button", { type: "button", onclick }, name);
   const send = run((asked, tell, until) => (isStream ? stream : once)(asked, graph, tell, until));
-  const node = h("form", { onsubmit: (event) => { event.preventDefault(); void send(); } }, h("h1", {}, "Try it"), choice,
-    fields.filter((field) => !field.isOptional).map((field) => field.node),
-    fields.some((field) => field.isOptional) && folded("Optional inputs", fields.filter((field) => field.isOptional).map((field) => field.node)),
-    folded("Priority, timeout, headers", option("priority", "input", { type: "number", min: 0 }), option("timeout_ms", "input", { type: "number", min: 1 }),
-      option("request_id"), option("headers", "textarea", { placeholder: "x-user-id: 7" }), option("parameters", "textarea", { placeholder: "JSON" })),
+  const inputs = (isOptional) => all.filter((field) => field.isOptional === isOptional).map((field) => field.node);
+  const node = h("form", { onsubmit: (event) => { event.preventDefault(); void send(); } }, h("h1", {}, "Try it"), choice, inputs(false),
+    inputs(true).length > 0 && folded("Optional inputs", inputs(true)),
+    folded("Priority, timeout, headers", option("priority", { type: "number" }), option("timeout_ms", { type: "number" }), option("request_id"),
+      option("headers", { placeholder: "x-user-id: 7" }, "textarea"), option("parameters", { placeholder: "JSON" }, "textarea")),
     h("menu", {}, h("button.main", {}, "Send"), graph && button("Explain", run(explain)), isStream && button("Stop", () => stop.abort())),
     h("menu", {}, h("small", {}, "Copy as"), Object.entries(LANGUAGES).map(([language, write]) => button(language, run(copy(write))))));
   return node;
 }
-
-const nested = ({ shape, data }) => shape.slice(1).reduceRight((rows, size) =>
-  Array.from({ length: rows.length / size }, (_, at) => rows.slice(at * size, (at + 1) * size)), data);
 
 async function once({ name, id, inputs, parameters, headers }, graph, tell, signal) {
   const tensors = inputs.map(({ raw, file, ...input }) => (raw ? { ...input, parameters: { binary_data_size: raw.size } } : input));
@@ -95,17 +90,15 @@ async function once({ name, id, inputs, parameters, headers }, graph, tell, sign
 }
 
 /** An answer response by response: its texts one after the other, the rest of the last as facts. */
-async function stream({ name, id, inputs, parameters, headers }, graph, tell, signal) {
-  const file = inputs.find((input) => input.raw);
-  if (file) throw new Error(`a file cannot be sent where the answer is a stream: ${file.name}`);
-  const body = { ...Object.fromEntries(inputs.map((input) => [input.name, input.data])), parameters, id };
+async function stream({ name, id, inputs, fields, parameters, headers }, graph, tell, signal) {
+  if (inputs.some((input) => input.raw)) throw new Error("a file cannot be sent where the answer is a stream");
   const [text, rest, figures] = [h("pre.stream"), h("div"), h("h2")];
   tell(figures, text, rest);
   const start = performance.now();
   let [first, responses] = [0, 0];
-  for await (const [, part] of events(await call(`v2/models/${encode(name)}/generate_stream`, { body, headers, signal }))) {
-    if (part.error) throw new Error(part.error);
-    const { text_output: said, model_name: model, model_version: version, ...others } = part;
+  const answer = await call(`v2/models/${encode(name)}/generate_stream`, { body: { ...fields, parameters, id }, headers, signal });
+  for await (const [, { error, text_output: said, model_name: model, model_version: version, ...others }] of events(answer)) {
+    if (error) throw new Error(error);
     first ||= performance.now() - start;
     responses += 1;
     text.append([said ?? `${JSON.stringify(others)}\n`].flat().join(""));
@@ -127,14 +120,13 @@ async function traceOf(graph, id, signal) {
 
 /** The waterfall, and the way on the graph's picture. */
 function way(graph, steps, took) {
-  const picture = graph ? new Picture(graph) : null;
+  const picture = graph && new Picture(graph);
   if (steps.length) picture?.mark(steps);
-  return [steps.length > 0 && waterfall(steps, took), picture && h("div.scroll.picture", { tabindex: "0", role: "region", "aria-label": "Picture" }, picture.node)];
+  return [steps.length > 0 && waterfall(steps, took), picture && scrolled("Picture", picture.node)];
 }
 
 function output({ name, datatype, shape, data }) {
   const isChart = datatype !== "BYTES" && data.length > 1 && data.length <= 32 && data.every((value) => value >= 0);
-  const shown = datatype === "BYTES" ? data.map((one) => h("pre", {}, one))
-    : isChart ? histogram(data.map((value, i) => [i, value])) : h("pre", {}, JSON.stringify(data));
-  return [h("h3", {}, name, " ", h("small", {}, `${datatype} [${shape}]`)), shown];
+  return [h("h3", {}, name, " ", h("small", {}, `${datatype} [${shape}]`)), isChart ? histogram(data.map((value, i) => [i, value]))
+    : datatype === "BYTES" ? data.map((one) => h("pre", {}, one)) : h("pre", {}, JSON.stringify(data))];
 }
