@@ -120,7 +120,7 @@ def test_buttons_act(closed: Mesh, keys: dict[str, str], open_page: Callable[...
     """Where the mode and the key allow, a graph is unloaded, after a question, and loaded again."""
     page = open_page(closed.url + "#/models", allow_errors=True)
     enter(page, keys["admin"])
-    row = page.get_by_role("region", name="What is loaded").get_by_role("row", name="roots")
+    row = page.get_by_role("region", name="Loaded").get_by_role("row", name="roots")
     page.get_by_role("button", name="unload roots").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="unload roots").click()
