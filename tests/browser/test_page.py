@@ -128,6 +128,21 @@ def test_a_stream_appears_as_it_comes(loaded: Mesh, open_page: Callable[..., Any
     assert lengths == sorted(lengths)
 
 
+def test_a_request_is_explained_and_copied(loaded: Mesh, open_page: Callable[..., Any]) -> None:
+    """Explained without being sent; what `curl` and `tritonclient` are given runs as it is, and answers the same."""
+    page = ready(open_page(loaded.url + "#/try/triage"))
+    page.get_by_role("textbox", name="TEXT").fill('Don\'t you have "my" parcel, or is it true, lost?')
+    answer = page.get_by_role("region", name="Answer")
+    page.get_by_role("button", name="Explain").click()
+    answer.get_by_text("answer_shipping").first.wait_for()
+    for language, interpreter in (("curl", ["bash", "-c"]), ("tritonclient", [sys.executable, "-c"])):
+        page.get_by_role("button", name=language).click()
+        code = answer.locator("pre", has_text=f"{language}").first
+        code.wait_for()
+        said = subprocess.run([*interpreter, code.inner_text()], capture_output=True, text=True, timeout=60, check=True)
+        assert "'shipping'" in said.stdout.replace('"', "'"), said.stderr
+
+
 def test_markup_stays_text(loaded: Mesh, open_page: Callable[..., Any]) -> None:
     """In answers, errors, request ids, conditions, files and names that cannot be loaded: seen as it is, and inert."""
     page = ready(open_page(loaded.url + "#/graphs/hostile/1", allow_errors=True))
