@@ -1,7 +1,5 @@
 // The shell: which view is shown, the connection, the key.
-
-import { key, latest, live, useKey, watch } from "./api.js";
-import { ask, h, num, put } from "./dom.js";
+import { ask, h, keep, key, latest, live, num, put, watch } from "./base.js";
 import { graphs } from "./graphs.js";
 import { api, models, requests } from "./tables.js";
 import { attempt } from "./try.js";
@@ -43,7 +41,7 @@ function state(text, kind, problem = "") {
 async function enterKey(why) {
   const value = await ask("Key", `${why} It is kept in this tab alone.`, "Use it", { key: true });
   if (!value) return;
-  useKey(value);
+  keep(value);
   watch();
   await show();
 }

@@ -1,10 +1,8 @@
 // Views of tables: the requests that were traced, models and machines, the gateway's OpenAPI document.
-
-import { address, control, encode, latest, live, read } from "./api.js";
-import { bar, clock, facts, folded, grid, h, histogram, num, percent, pill, scrolled, track } from "./dom.js";
+import { address, bar, clock, control, encode, facts, folded, grid, h, histogram, latest, live, num, percent, pill, read, scrolled, track } from "./base.js";
 
 const KEPT = 200;
-const USUAL = ["path", "target", "model", "version", "start_ms", "ms", "status", "queue_ms", "compute_ms"];
+const USUAL = ["path", "target", "model", "version", "start_ms", "ms", "status"];
 const EVERY_MS = 2000;
 const QUESTIONS = { load: "", unload: "It answers no more requests until it is loaded again.", rollback: "What served before is served again." };
 
@@ -45,13 +43,12 @@ export function waterfall(steps, total = 0) {
     const compute = step.compute_ms ?? step.ms - queue;
     const start = (step.start_ms + Math.max(step.ms - queue - compute, 0) / 2) / whole; // the way there and back
     const bars = track(bar(step.ms / whole, step.start_ms / whole, "way"), queue > 0 && bar(queue / whole, start, "queue"), step.model && bar(compute / whole, start + queue / whole));
-    const more = Object.entries(step).filter(([name]) => !USUAL.includes(name)).map(([name, value]) => `${name} ${value}`);
-    const parts = step.queue_ms == null ? [] : [`queue ${num(queue)}`, `compute ${num(compute)} ms`];
+    const more = Object.entries(step).filter(([name]) => !USUAL.includes(name)).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
     const name = h("th", { scope: "row", title: step.path }, label);
     name.style.paddingInlineStart = `${depth}rem`;
     return h("tr", {}, name, h("td.wide", {}, bars), h("td.n", {}, `${num(step.ms)} ms`),
       h("td", {}, step.status !== "OK" && pill(step.status), step.model && ` ${step.model} v${step.version} on ${step.target} `,
-        h("small", {}, [...parts, ...more].join(" · "))));
+        h("small", {}, more.join(" · "))));
   });
   return scrolled("Waterfall", h("table", {}, h("caption", {}, `${num(whole)} ms; hatched: in the queue, pale: on the way`), h("tbody", {}, rows)));
 }
@@ -61,6 +58,7 @@ export async function models(main, _, signal) {
   const allowed = Object.keys(QUESTIONS).filter((action) => latest.state.actions.includes(action));
   const buttons = (name) => h("menu", {}, allowed.map((action) => h("button", { type: "button", "aria-label": `${action} ${name}`,
     onclick: () => control({ action, name }, QUESTIONS[action] && [`${action} ${name}?`, QUESTIONS[action], action]) }, action)));
+  const graphs = new Set(latest.state.index.filter((one) => one.is_graph).map((one) => one.name));
   const parts = [
     ["Services", { error: null, is_up: (isUp, one) => pill(isUp ? "serving" : one.error || "down") }],
     ["Models, by priority", { is_degraded: (isDegraded) => (isDegraded ? "▲ yes" : "no") }],
@@ -76,7 +74,7 @@ export async function models(main, _, signal) {
     const rows = machines.models.filter((one) => one.kind !== "call" || !machines.models.some((other) => other.kind === "model" && other.model === one.model));
     const gauges = machines.gauges.filter((one) => !one.name.startsWith("weft_endpoint")).map(({ labels, ...one }) =>
       ({ ...one, of: Object.entries(labels).map((pair) => pair.join(" ")).join(", ") }));
-    const batches = counts.filter((one) => one.batch_stats.length).map((one) => ({ model: one.name, version: one.version,
+    const batches = counts.filter((one) => one.batch_stats.length && !graphs.has(one.name)).map((one) => ({ model: one.name, version: one.version,
       executions: one.batch_stats.map((size) => [size.batch_size, size.compute_infer.count]) }));
     const loaded = latest.state.index.map((one) => ({ ...one, ...(allowed.length && { actions: one.name }) }));
     const all = [machines.services, rows, replicasOf(machines), batches, machines.ranks, machines.roles, gauges, loaded];

@@ -1,9 +1,6 @@
-// Try it: a form made from the signature, the answer, its way through the graph, and the same call as code.
-
-import { call, encode, events, latest, read } from "./api.js";
-import { facts, folded, h, histogram, num, put, scrolled } from "./dom.js";
-import { inputField, LANGUAGES, parsed } from "./form.js";
-import { Picture } from "./picture.js";
+// Try it: a form made from the signature, the answer, its way through the graph, and the same call as a program.
+import { address, call, encode, events, facts, folded, h, histogram, key, latest, num, put, read, scrolled } from "./base.js";
+import { Picture } from "./graphs.js";
 import { waterfall } from "./tables.js";
 
 const [TRACE_TRIES, TRACE_EVERY_MS] = [6, 500];
@@ -37,7 +34,7 @@ function form(config, graph, result, choice, signal) {
     const headers = Object.fromEntries(value("headers").split("\n").filter(Boolean).map((line) => line.split(/: *(.*)/s).slice(0, 2)));
     const inputs = (await Promise.all(all.map((field) => field.read()))).filter(Boolean);
     const fields = Object.fromEntries(inputs.filter((input) => !input.raw).map((input) => [input.name, input.data]));
-    return { name: config.name, id: value("request_id") || `page-${crypto.randomUUID().slice(0, 8)}`, inputs, fields, parameters, headers, isStream };
+    return { name: config.name, id: value("request_id") || `page-${Math.random().toString(36).slice(2)}`, inputs, fields, parameters, headers, isStream };
   }
   /** A listener that does `work(request, tell, signal)`, the one before it ends. */
   const run = (work) => async () => {
@@ -45,11 +42,15 @@ function form(config, graph, result, choice, signal) {
     const { signal: own } = (stop = new AbortController());
     const tell = (...parts) => own.aborted || result.replaceChildren(...parts.flat(Infinity).filter(Boolean));
     tell(h("p.note", { role: "status" }, "Working…"));
+    let asked;
     try {
-      await work(await request(), tell, own);
+      asked = await request();
+      await work(asked, tell, own);
     } catch (error) {
       result.querySelector(".note")?.remove();
-      if (!own.aborted) result.prepend(h("p.error", { role: "alert" }, `▲ ${error.message}`));
+      if (own.aborted) return;
+      result.prepend(h("p.error", { role: "alert" }, `▲ ${error.message}`));
+      if (error.status) result.append(...h("div", {}, way(graph, await traceOf(graph, asked.id, own))).children);
     }
   };
   const explain = async ({ fields, parameters: { graph_trace: _, priority = null, timeout, ...parameters }, headers }, tell) => {
@@ -77,16 +78,11 @@ async function once({ name, id, inputs, parameters, headers }, graph, tell, sign
   const json = new Blob([JSON.stringify({ id, inputs: tensors, parameters })]);
   const body = new Blob([json, ...inputs.map((input) => input.raw ?? "")], { type: "application/octet-stream" });
   const start = performance.now();
-  try {
-    const sent = { ...headers, "inference-header-content-length": json.size };
-    const answer = await read(`v2/models/${encode(name)}/infer`, { body, signal, headers: sent });
-    const took = performance.now() - start;
-    tell(h("h2", {}, `${answer.model_name} version ${answer.model_version} · ${num(took)} ms`), answer.outputs.map(output),
-      way(graph, JSON.parse(answer.parameters?.graph_trace ?? "[]"), took));
-  } catch (error) {
-    tell(way(graph, await traceOf(graph, id, signal)));
-    throw error;
-  }
+  const sent = { ...headers, "inference-header-content-length": json.size };
+  const answer = await read(`v2/models/${encode(name)}/infer`, { body, signal, headers: sent });
+  const took = performance.now() - start;
+  tell(h("h2", {}, `${answer.model_name} version ${answer.model_version} · ${num(took)} ms`), answer.outputs.map(output),
+    way(graph, JSON.parse(answer.parameters?.graph_trace ?? "[]"), took));
 }
 
 /** An answer response by response: its texts one after the other, the rest of the last as facts. */
@@ -130,3 +126,94 @@ function output({ name, datatype, shape, data }) {
   return [h("h3", {}, name, " ", h("small", {}, `${datatype} [${shape}]`)), isChart ? histogram(data.map((value, i) => [i, value]))
     : datatype === "BYTES" ? data.map((one) => h("pre", {}, one)) : h("pre", {}, JSON.stringify(data))];
 }
+
+const IMAGES = { FP32: [Float32Array, 1 / 255], UINT8: [Uint8Array, 1] };
+
+function parsed(text, what) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`${what} must be JSON: ${error.message}`);
+  }
+}
+
+/** The field of an input of the configuration; `read()` gives the tensor, null if it is left out. */
+function inputField({ name, data_type: type, dims: own, optional: isOptional }, isBatched) {
+  const datatype = type.replace("TYPE_", "").replace("STRING", "BYTES");
+  const dims = [...(isBatched ? [-1] : []), ...own];
+  const size = dims.reduce((all, dim) => all * Math.max(dim, 1), 1);
+  const isText = datatype === "BYTES";
+  const isImage = datatype in IMAGES && own.length === 3 && [own[0], own[2]].some((dim) => dim === 1 || dim === 3);
+  const example = isText || isOptional ? "" : JSON.stringify(Array(Math.min(size, 64)).fill(0));
+  const field = datatype === "BOOL" && size === 1 ? h("select", {}, ["", "true", "false"].map((value) => h("option", {}, value)))
+    : h("textarea", { rows: 2, value: example, placeholder: isText ? "text" : "JSON" });
+  if (name === "stream") field.value = "true"; // of language models: token by token
+  const file = (isText || isImage) && h("input", { type: "file", accept: isImage && "image/*", "aria-label": `file for ${name}` });
+
+  async function read() {
+    const [chosen] = file ? file.files : [];
+    const head = { name, datatype, file: chosen?.name };
+    if (chosen && isImage) return { ...head, ...(await imageTensor(chosen, own, isBatched, ...IMAGES[datatype])) };
+    if (chosen) return { ...head, shape: dims.map(() => 1), raw: new Blob([new Uint32Array([chosen.size]), chosen]) };
+    if (field.value === "" && isOptional) return null;
+    const data = [isText && (size === 1 || !field.value.startsWith("[")) ? field.value : parsed(field.value, name)].flat(Infinity);
+    const open = dims.indexOf(-1, isBatched && dims.lastIndexOf(-1) > 0 ? 1 : 0); // it takes what the others leave
+    const shape = dims.map((dim, i) => (dim >= 0 ? dim : i === open ? data.length / size : 1));
+    const cut = (rows, length) => Array.from({ length: rows.length / length }, (_, at) => rows.slice(at * length, (at + 1) * length));
+    return { ...head, shape, data: shape.slice(1).reduceRight(cut, data) };
+  }
+  return { node: h("div.field", {}, h("label", {}, name, " ", h("small", {}, `${datatype} [${dims}]`), field), file), read, isOptional };
+}
+
+/** Pixels of a picture, channels first or last as `dims` has them. */
+async function imageTensor(file, dims, isBatched, Numbers, scale) {
+  const bitmap = await createImageBitmap(file);
+  const isFirst = dims[0] === 1 || dims[0] === 3;
+  const channels = isFirst ? dims[0] : dims[2];
+  const [height, width] = (isFirst ? dims.slice(1) : dims).map((dim, i) => (dim < 0 ? [bitmap.height, bitmap.width][i] : dim));
+  const context = new OffscreenCanvas(width, height).getContext("2d");
+  context.drawImage(bitmap, 0, 0, width, height);
+  const pixels = context.getImageData(0, 0, width, height).data;
+  const values = Numbers.from({ length: channels * height * width }, (_, i) => {
+    const [channel, at] = isFirst ? [Math.floor(i / (height * width)), i % (height * width)] : [i % channels, Math.floor(i / channels)];
+    const [red, green, blue] = pixels.subarray(4 * at);
+    return scale * (channels === 1 ? 0.299 * red + 0.587 * green + 0.114 * blue : [red, green, blue][channel]);
+  });
+  const shape = isFirst ? [channels, height, width] : [height, width, channels];
+  return { shape: isBatched ? [1, ...shape] : shape, raw: new Blob([values]) };
+}
+
+const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+/** A value as Python writes it. */
+function python(value) {
+  if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
+  if (value !== null && typeof value === "object") return `{${Object.entries(value).map((pair) => pair.map(python).join(": ")).join(", ")}}`;
+  return { true: "True", false: "False", null: "None" }[value] ?? JSON.stringify(value);
+}
+
+const values = ({ file, data }) => (file ? `[[open(${python(file)}, "rb").read()]]` : python(data));
+
+function curl({ name, inputs, fields, parameters, headers, isStream }) {
+  const lines = Object.entries(headers).map((pair) => `-H ${shell(pair.join(": "))}`);
+  if (key()) lines.push('-H "authorization: Bearer $WEFT_KEY"');
+  if (inputs[0]?.file) lines.push("-H 'inference-header-content-length: 0'", `--data-binary ${shell(`@${inputs[0].file}`)}`); // the only input
+  else lines.push("-H 'content-type: application/json'", `-d ${shell(JSON.stringify(isStream ? { ...fields, parameters } : { inputs, parameters }))}`);
+  return [`curl -N ${shell(address(`v2/models/${encode(name)}/${isStream ? "generate_stream" : "infer"}`))}`, ...lines].join(" \\\n  ");
+}
+
+function weft({ name, inputs, parameters, headers, isStream }) {
+  const call = `(**{${inputs.map((input) => `${python(input.name)}: ${values(input)}`).join(", ")}}, parameters=${python(parameters)}, headers=${python(headers)})`;
+  return ["import weft", "", 'with weft.connect("127.0.0.1:8001") as client:  # the router', ...(isStream
+    ? [`    for part in client[${python(name)}].stream${call}:`, "        print(dict(part))"] : [`    print(dict(client[${python(name)}]${call}))`])].join("\n");
+}
+
+function tritonclient({ name, inputs, parameters, headers }) {
+  return ["import numpy as np", "import tritonclient.http as http", "from tritonclient.utils import triton_to_np_dtype", "", `client = http.InferenceServerClient("${new URL(address("")).host}")`,
+    `inputs = [${inputs.map((one) => `http.InferInput(${python(one.name)}, ${python(one.shape)}, "${one.datatype}")`).join(", ")}]`,
+    ...inputs.map((input, i) => `inputs[${i}].set_data_from_numpy(np.array(${values(input)}, triton_to_np_dtype("${input.datatype}")))`),
+    `print(client.infer(${python(name)}, inputs, parameters=${python(parameters)}, headers=${python(headers)}).get_response())`].join("\n");
+}
+
+/** By name: the text for a request. */
+const LANGUAGES = { curl, Python: weft, tritonclient };
