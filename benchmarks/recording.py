@@ -1,8 +1,8 @@
 """``python -m benchmarks.recording``: what recording 5 % of the requests costs a router.
 
 A router of its own process serves a graph of one step over a model in Python, of rows of some floats. Rounds without
-and with a recording take turns; the figures are means of the CPU time for 1,000 requests, and their ratio. 0 % is a pair
-without a recording in either: what the noise of the machine is.
+and with a recording take turns; the figures are means of the CPU time for 1,000 requests, and their ratio. 0 % is a
+pair without a recording in either: what the noise of the machine is.
 """
 
 import argparse
