@@ -34,6 +34,7 @@ from weft.router.steps.run import earlier
 from weft.router.target import RetryBudget, Target
 from weft.router.targets.catalog import CatalogEntry, TargetCatalog
 from weft.router.targets.model_control import TargetModelControl
+from weft.v2.protocol.handover import OF_ROUTERS
 from weft.v2.server.model_metrics import MetricsSource, ModelMetricsCollector
 from weft.v2.server.server import Extension
 from weft_protos import graph_service_pb2 as graph_pb
@@ -416,6 +417,8 @@ class RouterCore:
         self._admission.keep(kept)
 
     def _called(self, call: InferCall) -> Served:
+        if call.parameters and not OF_ROUTERS.isdisjoint(call.parameters):
+            call.parameters = {name: value for name, value in call.parameters.items() if name not in OF_ROUTERS}
         try:
             return self._served(call.model_name, call.model_version)
         except WeftError:
