@@ -166,9 +166,7 @@ def apply(
         raise InvalidArgumentError(f"no action '{action}' of a rollout; give one of {', '.join(_ACTIONS)}")
     phase, possible = _ACTIONS[action]
     if state.phase not in possible:
-        text = (
-            f"the rollout of '{plan.candidate}' is {state.phase}; {action} is for one that is {' or '.join(possible)}"
-        )
+        text = f"the rollout of '{plan.candidate}' is {state.phase}, and {action} is for: {', '.join(possible)}"
         cure = "" if state.phase in (RUNNING, PAUSED) else "; another candidate or rollout in the file begins anew"
         raise InvalidArgumentError(text + cure)
     verdict = f"{action} by {who or 'hand'}"

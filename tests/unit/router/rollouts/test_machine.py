@@ -135,7 +135,7 @@ def test_people_decide_where_that_makes_sense() -> None:
         (
             "PAUSE",
             aborted,
-            "is ABORTED; PAUSE is for: RUNNING; another candidate or rollout in the file begins anew",
+            "is ABORTED, and PAUSE is for: RUNNING; another candidate or rollout in the file begins anew",
         ),
         ("STOP", running, "no action 'STOP' of a rollout; give one of PAUSE, RESUME, PROMOTE, ABORT"),
     ):
