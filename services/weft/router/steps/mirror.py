@@ -24,14 +24,16 @@ class Mirror:
     """
 
     def __init__(self, step: StepPlan, node: NodePlan, graph: str, runtime: Runtime, counters: StepCounters) -> None:
-        self._plan = plan = cast("ShadowPlan", step.shadow)
+        self._shadow = shadow = cast("ShadowPlan", step.shadow)
         self._path = step.path
         self._counters = counters
-        self._slots = [(name, slot) for name, slot in node.outputs if name in plan.compared]
+        self._slots = [(name, slot) for name, slot in node.outputs if name in shadow.compared]
         self.captures = {step.path: tuple(name for name, _ in self._slots)}
-        self._rollout = node.rollout and runtime.rollouts.register(graph, node.path, node.rollout)
-        candidate = node.rollout and node.steps[node.rollout.index].action
-        self._is_candidate = getattr(candidate, "name", candidate) == getattr(step.action, "name", step.action)
+        self._rollout, self._is_candidate = None, False
+        if (plan := node.rollout) is not None:
+            self._rollout = runtime.rollouts.register(graph, node.path, plan)
+            mine, theirs = step.action, node.steps[plan.index].action
+            self._is_candidate = getattr(mine, "name", mine) == getattr(theirs, "name", theirs)
 
     async def compare(self, copy: Run, run: Run, over: asyncio.Event) -> None:
         """Compare what the copy captured with the node's outputs, in the frame of ``run`` when the request is over."""
@@ -45,9 +47,9 @@ class Mirror:
         all_agree = bool(pairs)
         for name, mine, theirs in pairs:
             if len(theirs.data) > _MAX_BYTES_ON_LOOP:
-                does = await asyncio.to_thread(agrees, mine, theirs, self._plan)
+                does = await asyncio.to_thread(agrees, mine, theirs, self._shadow)
             else:
-                does = agrees(mine, theirs, self._plan)
+                does = agrees(mine, theirs, self._shadow)
             self._counters.compared[name, does] += 1
             all_agree = all_agree and does
         rollout, answered = self._rollout, run.record.steps[-1:]
