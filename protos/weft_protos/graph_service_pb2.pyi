@@ -738,7 +738,7 @@ class RecordingRequest(_message.Message):
     HASH_FIELD_NUMBER: _builtins.int
     action: Global___RecordingRequest.Action.ValueType
     graph: _builtins.str
-    """"": every graph."""
+    """"": every graph, STATUS only."""
     percent: _builtins.float
     """Share of the requests that are kept, in percent; above 0 to 100."""
     max_bytes: _builtins.int
@@ -848,10 +848,10 @@ class ObserveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GRAPH_FIELD_NUMBER: _builtins.int
-    REQUESTS_AFTER_UNIX_NS_FIELD_NUMBER: _builtins.int
+    REQUESTS_AFTER_UNIX_MS_FIELD_NUMBER: _builtins.int
     REQUEST_KEY_FIELD_NUMBER: _builtins.int
-    requests_after_unix_ns: _builtins.int
-    """Latest requests of graphs that ended after this time are told, in nanoseconds of the Unix epoch; 0: all that are
+    requests_after_unix_ms: _builtins.float
+    """Latest requests of graphs that ended after this time are told, in milliseconds of the Unix epoch; 0: all that are
     kept. The router begins to keep them when it is first asked, and stops when it is not asked for 10 s.
     """
     request_key: _builtins.str
@@ -864,122 +864,66 @@ class ObserveRequest(_message.Message):
         self,
         *,
         graph: _abc.Iterable[_builtins.str] | None = ...,
-        requests_after_unix_ns: _builtins.int | None = ...,
+        requests_after_unix_ms: _builtins.float | None = ...,
         request_key: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_requests_after_unix_ns", b"_requests_after_unix_ns", "requests_after_unix_ns", b"requests_after_unix_ns"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_requests_after_unix_ms", b"_requests_after_unix_ms", "requests_after_unix_ms", b"requests_after_unix_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requests_after_unix_ns", b"_requests_after_unix_ns", "graph", b"graph", "request_key", b"request_key", "requests_after_unix_ns", b"requests_after_unix_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requests_after_unix_ms", b"_requests_after_unix_ms", "graph", b"graph", "request_key", b"request_key", "requests_after_unix_ms", b"requests_after_unix_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__requests_after_unix_ns: _TypeAlias = _typing.Literal["requests_after_unix_ns"]  # noqa: Y015
-    _WhichOneofArgType__requests_after_unix_ns: _TypeAlias = _typing.Literal["_requests_after_unix_ns", b"_requests_after_unix_ns"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_after_unix_ns) -> _WhichOneofReturnType__requests_after_unix_ns | None: ...
+    _WhichOneofReturnType__requests_after_unix_ms: _TypeAlias = _typing.Literal["requests_after_unix_ms"]  # noqa: Y015
+    _WhichOneofArgType__requests_after_unix_ms: _TypeAlias = _typing.Literal["_requests_after_unix_ms", b"_requests_after_unix_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_after_unix_ms) -> _WhichOneofReturnType__requests_after_unix_ms | None: ...
 
 Global___ObserveRequest: _TypeAlias = ObserveRequest  # noqa: Y015
 
 @_typing.final
 class ObserveResponse(_message.Message):
-    """Of several entries of one graph, step or replica the counts add up: each is of one process. Of a bandit's step the
-    greatest count.
-    """
-
     DESCRIPTOR: _descriptor.Descriptor
 
-    GRAPH_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
     ARM_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
-    REPLICA_FIELD_NUMBER: _builtins.int
     MODEL_CONTROL_FIELD_NUMBER: _builtins.int
-    UNIX_NS_FIELD_NUMBER: _builtins.int
+    UNIX_MS_FIELD_NUMBER: _builtins.int
     model_control: _builtins.str
     """As --model-control-mode."""
-    unix_ns: _builtins.int
-    """When the counts were read, in nanoseconds of the Unix epoch."""
+    unix_ms: _builtins.float
+    """When the counts were read."""
     @_builtins.property
-    def graph(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedGraph]:
-        """Every version of every graph, and every model that was called, by its name or by a step."""
+    def count(self) -> _containers.RepeatedCompositeFieldContainer[Global___Observed]:
+        """Every version of every graph, and every model that was called, by its name or by a step; steps of graphs that are
+        asked for. Of several entries of one the counts add up: each is of one process.
+        """
 
     @_builtins.property
-    def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedStep]: ...
-    @_builtins.property
-    def arm(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedArm]: ...
+    def arm(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedArm]:
+        """Of several entries of one the greatest counts are of all."""
+
     @_builtins.property
     def request(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedRequest]:
-        """The earliest first."""
+        """The earliest first, but for those of other processes."""
 
-    @_builtins.property
-    def replica(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedReplica]: ...
     def __init__(
         self,
         *,
-        graph: _abc.Iterable[Global___ObservedGraph] | None = ...,
-        step: _abc.Iterable[Global___ObservedStep] | None = ...,
+        count: _abc.Iterable[Global___Observed] | None = ...,
         arm: _abc.Iterable[Global___ObservedArm] | None = ...,
         request: _abc.Iterable[Global___ObservedRequest] | None = ...,
-        replica: _abc.Iterable[Global___ObservedReplica] | None = ...,
         model_control: _builtins.str = ...,
-        unix_ns: _builtins.int = ...,
+        unix_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "graph", b"graph", "model_control", b"model_control", "replica", b"replica", "request", b"request", "step", b"step", "unix_ns", b"unix_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "count", b"count", "model_control", b"model_control", "request", b"request", "unix_ms", b"unix_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ObserveResponse: _TypeAlias = ObserveResponse  # noqa: Y015
 
 @_typing.final
-class ObservedGraph(_message.Message):
-    """A version of a graph."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GRAPH_FIELD_NUMBER: _builtins.int
-    VERSION_FIELD_NUMBER: _builtins.int
-    NUM_OK_FIELD_NUMBER: _builtins.int
-    NUM_FAILED_FIELD_NUMBER: _builtins.int
-    TOTAL_NS_FIELD_NUMBER: _builtins.int
-    NUM_INFLIGHT_FIELD_NUMBER: _builtins.int
-    BUCKET_FIELD_NUMBER: _builtins.int
-    IS_MODEL_FIELD_NUMBER: _builtins.int
-    graph: _builtins.str
-    version: _builtins.str
-    num_ok: _builtins.int
-    num_failed: _builtins.int
-    total_ns: _builtins.int
-    """From arrival to answer, over `num_ok`."""
-    num_inflight: _builtins.int
-    """In flight, of all versions; told with one of them."""
-    is_model: _builtins.bool
-    """Of a target's model."""
-    @_builtins.property
-    def bucket(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Answers by latency, if its steps are told; the bounds are those of `weft_request_latency_seconds`."""
-
-    def __init__(
-        self,
-        *,
-        graph: _builtins.str = ...,
-        version: _builtins.str = ...,
-        num_ok: _builtins.int = ...,
-        num_failed: _builtins.int = ...,
-        total_ns: _builtins.int = ...,
-        num_inflight: _builtins.int = ...,
-        bucket: _abc.Iterable[_builtins.int] | None = ...,
-        is_model: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "graph", b"graph", "is_model", b"is_model", "num_failed", b"num_failed", "num_inflight", b"num_inflight", "num_ok", b"num_ok", "total_ns", b"total_ns", "version", b"version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ObservedGraph: _TypeAlias = ObservedGraph  # noqa: Y015
-
-@_typing.final
-class ObservedStep(_message.Message):
-    """A step."""
+class Observed(_message.Message):
+    """Counts of a version of a graph, or of a step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1026,23 +970,45 @@ class ObservedStep(_message.Message):
     GRAPH_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
-    BUCKET_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    IS_ASIDE_FIELD_NUMBER: _builtins.int
+    IS_MODEL_FIELD_NUMBER: _builtins.int
+    NUM_OK_FIELD_NUMBER: _builtins.int
+    TOTAL_NS_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     EVENT_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    NUM_INFLIGHT_FIELD_NUMBER: _builtins.int
     graph: _builtins.str
     version: _builtins.str
     path: _builtins.str
-    @_builtins.property
-    def bucket(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Runs with status OK by latency."""
-
+    """"": of the graph."""
+    node: _builtins.str
+    """Of a step: path and kind of the node that it belongs to."""
+    kind: _builtins.str
+    is_aside: _builtins.bool
+    """A shadow or a fallback."""
+    is_model: _builtins.bool
+    """A target's model in place of a graph."""
+    num_ok: _builtins.int
+    """Runs with status OK, and their time; of a step that is 0."""
+    total_ns: _builtins.int
+    num_inflight: _builtins.int
+    """Of a graph: in flight, of all versions."""
     @_builtins.property
     def failure(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Other runs by status, SKIPPED among them."""
+        """Other runs by status, of a step SKIPPED among them; of a graph by the reasons of `nv_inference_request_failure`."""
 
     @_builtins.property
     def event(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """By name of the metric without `weft_graph_step_`."""
+
+    @_builtins.property
+    def bucket(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Runs with status OK by latency; the bounds are those of `weft_request_latency_seconds`. Of a graph if its steps are
+        told.
+        """
 
     def __init__(
         self,
@@ -1050,17 +1016,24 @@ class ObservedStep(_message.Message):
         graph: _builtins.str = ...,
         version: _builtins.str = ...,
         path: _builtins.str = ...,
-        bucket: _abc.Iterable[_builtins.int] | None = ...,
+        node: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        is_aside: _builtins.bool = ...,
+        is_model: _builtins.bool = ...,
+        num_ok: _builtins.int = ...,
+        total_ns: _builtins.int = ...,
         failure: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         event: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        bucket: _abc.Iterable[_builtins.int] | None = ...,
+        num_inflight: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "event", b"event", "failure", b"failure", "graph", b"graph", "path", b"path", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "event", b"event", "failure", b"failure", "graph", b"graph", "is_aside", b"is_aside", "is_model", b"is_model", "kind", b"kind", "node", b"node", "num_inflight", b"num_inflight", "num_ok", b"num_ok", "path", b"path", "total_ns", b"total_ns", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ObservedStep: _TypeAlias = ObservedStep  # noqa: Y015
+Global___Observed: _TypeAlias = Observed  # noqa: Y015
 
 @_typing.final
 class ObservedArm(_message.Message):
@@ -1100,8 +1073,8 @@ class ObservedRequest(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
-    END_UNIX_NS_FIELD_NUMBER: _builtins.int
-    DURATION_MS_FIELD_NUMBER: _builtins.int
+    UNIX_MS_FIELD_NUMBER: _builtins.int
+    MS_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     key: _builtins.str
@@ -1114,9 +1087,9 @@ class ObservedRequest(_message.Message):
     status: _builtins.str
     error: _builtins.str
     """Message of the error."""
-    end_unix_ns: _builtins.int
+    unix_ms: _builtins.float
     """When it ended."""
-    duration_ms: _builtins.float
+    ms: _builtins.float
     trace_id: _builtins.str
     """32 hex digits; "": it is not traced."""
     steps: _builtins.str
@@ -1131,54 +1104,18 @@ class ObservedRequest(_message.Message):
         path: _builtins.str = ...,
         status: _builtins.str = ...,
         error: _builtins.str = ...,
-        end_unix_ns: _builtins.int = ...,
-        duration_ms: _builtins.float = ...,
+        unix_ms: _builtins.float = ...,
+        ms: _builtins.float = ...,
         trace_id: _builtins.str = ...,
         steps: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "end_unix_ns", b"end_unix_ns", "error", b"error", "graph", b"graph", "key", b"key", "path", b"path", "request_id", b"request_id", "status", b"status", "steps", b"steps", "trace_id", b"trace_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "graph", b"graph", "key", b"key", "ms", b"ms", "path", b"path", "request_id", b"request_id", "status", b"status", "steps", b"steps", "trace_id", b"trace_id", "unix_ms", b"unix_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ObservedRequest: _TypeAlias = ObservedRequest  # noqa: Y015
-
-@_typing.final
-class ObservedReplica(_message.Message):
-    """A server behind a target."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TARGET_FIELD_NUMBER: _builtins.int
-    ENDPOINT_FIELD_NUMBER: _builtins.int
-    STATE_FIELD_NUMBER: _builtins.int
-    NUM_INFLIGHT_FIELD_NUMBER: _builtins.int
-    NUM_PICKS_FIELD_NUMBER: _builtins.int
-    NUM_EJECTIONS_FIELD_NUMBER: _builtins.int
-    target: _builtins.str
-    endpoint: _builtins.str
-    state: _builtins.str
-    num_inflight: _builtins.int
-    num_picks: _builtins.int
-    num_ejections: _builtins.int
-    def __init__(
-        self,
-        *,
-        target: _builtins.str = ...,
-        endpoint: _builtins.str = ...,
-        state: _builtins.str = ...,
-        num_inflight: _builtins.int = ...,
-        num_picks: _builtins.int = ...,
-        num_ejections: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "num_ejections", b"num_ejections", "num_inflight", b"num_inflight", "num_picks", b"num_picks", "state", b"state", "target", b"target"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ObservedReplica: _TypeAlias = ObservedReplica  # noqa: Y015
 
 @_typing.final
 class GraphPictureResponse(_message.Message):
@@ -1186,26 +1123,32 @@ class GraphPictureResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    GRAPH_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     SVG_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
-    graph: _builtins.str
+    STEPS_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
     version: _builtins.str
     svg: _builtins.str
     @_builtins.property
-    def step(self) -> _containers.RepeatedCompositeFieldContainer[Global___PicturedStep]: ...
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___PicturedStep]: ...
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphText]:
+        """As of `GraphSource`."""
+
     def __init__(
         self,
         *,
-        graph: _builtins.str = ...,
+        name: _builtins.str = ...,
         version: _builtins.str = ...,
         svg: _builtins.str = ...,
-        step: _abc.Iterable[Global___PicturedStep] | None = ...,
+        steps: _abc.Iterable[Global___PicturedStep] | None = ...,
+        files: _abc.Iterable[Global___GraphText] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "step", b"step", "svg", b"svg", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "name", b"name", "steps", b"steps", "svg", b"svg", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1227,7 +1170,7 @@ class PicturedStep(_message.Message):
     IS_SHADOW_FIELD_NUMBER: _builtins.int
     FALLBACK_OF_FIELD_NUMBER: _builtins.int
     TITLE_FIELD_NUMBER: _builtins.int
-    LINE_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
     TOOLTIP_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """As in metrics and paths; `data-step` of its box."""
@@ -1245,7 +1188,7 @@ class PicturedStep(_message.Message):
     title: _builtins.str
     tooltip: _builtins.str
     @_builtins.property
-    def line(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -1259,12 +1202,12 @@ class PicturedStep(_message.Message):
         is_shadow: _builtins.bool = ...,
         fallback_of: _builtins.str = ...,
         title: _builtins.str = ...,
-        line: _abc.Iterable[_builtins.str] | None = ...,
+        lines: _abc.Iterable[_builtins.str] | None = ...,
         tooltip: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback_of", b"fallback_of", "is_shadow", b"is_shadow", "kind", b"kind", "line", b"line", "model", b"model", "model_version", b"model_version", "name", b"name", "node", b"node", "path", b"path", "target", b"target", "title", b"title", "tooltip", b"tooltip"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback_of", b"fallback_of", "is_shadow", b"is_shadow", "kind", b"kind", "lines", b"lines", "model", b"model", "model_version", b"model_version", "name", b"name", "node", b"node", "path", b"path", "target", b"target", "title", b"title", "tooltip", b"tooltip"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -168,8 +168,8 @@ class Case(_message.Message):
     requests: _builtins.int
     """So many requests, one after another; the last one counts. 0: one. For caches, budgets and bandits."""
     golden: _builtins.bool
-    """All outputs are those of `golden/<name>.json` beside this file, for a stream of `golden/<name>.1.json` and so on, which
-    `weft test --update` writes. Floating point may differ by 1e-5 of itself, or 1e-6.
+    """All outputs are those of `golden/<name>.0.json` beside this file, those of a stream's next response of
+    `golden/<name>.1.json` and so on; `weft test --update` writes them. Floating point may differ by 1e-5 of itself, or 1e-6.
     """
     error: _builtins.str
     """Name of the gRPC status with which the request must fail; left out: it must not."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from weft.base.repository.layout import folders_of_models, is_graph_folder, is_version
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.text.argument_types import add, is_metadata_name, positive
-from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER
+from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, PAGE, ROUTER
 
 Made = TypeVar("Made")
 
@@ -91,7 +91,7 @@ def replicas(text: str) -> tuple[str, int]:
 def service_arguments(text: str) -> tuple[str, list[str]]:
     """NAME='ARGUMENTS' of a service."""
     name, separator, arguments = text.partition("=")
-    names = (ROUTER, *MODEL_SERVICES, GATEWAY)
+    names = (ROUTER, *MODEL_SERVICES, GATEWAY, PAGE)
     if name not in names or not separator:
         raise argparse.ArgumentTypeError(
             f"'{text}' is not of the form NAME='ARGUMENTS' with a NAME of {', '.join(names)}"

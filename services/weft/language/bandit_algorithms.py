@@ -46,19 +46,14 @@ class Arms:
     Args:
         weights: Of each, at least 0, one of them above 0; dimensionless. A step of weight 0 is never chosen.
         epsilon: Share of requests that explore.
-        known: These, and those of the splitter's other versions; by default these alone.
+
+    Attributes:
+        known: These steps, and those of the splitter's other versions.
     """
 
-    def __init__(
-        self,
-        arms: Sequence[Arm],
-        weights: Sequence[float],
-        epsilon: float,
-        generator: random.Random,
-        known: Collection[Arm] = (),
-    ) -> None:
+    def __init__(self, arms: Sequence[Arm], weights: Sequence[float], epsilon: float, generator: random.Random) -> None:
         self.arms = tuple(arms)
-        self.known = known or self.arms
+        self.known: Collection[Arm] = self.arms
         self.weights = tuple(weights)
         self.live = [index for index, weight in enumerate(weights) if weight > 0]
         self.epsilon = epsilon

@@ -111,27 +111,24 @@ class CallPlan:
         return self.signature.is_decoupled
 
 
-class ComparePlan(NamedTuple):
-    """Which outputs of a shadow are compared with the node's, and when they agree, as of ``MirrorCompare``."""
-
-    outputs: tuple[str, ...]
-    rtol: float
-    atol: float
-    top_1: bool
-
-
 @dataclass(frozen=True, slots=True)
 class ShadowPlan:
-    """Copies ``percent`` (0..100) of the requests to the step; at most ``max_inflight`` (0: no limit) at once."""
+    """Copies ``percent`` (0..100) of the requests to the step; at most ``max_inflight`` (0: no limit) at once.
+
+    The outputs ``compared`` are compared with the node's, as ``MirrorCompare`` says.
+    """
 
     percent: float
     max_inflight: int
-    compare: ComparePlan | None = None
+    compared: tuple[str, ...] = ()
+    rtol: float = 0.0
+    atol: float = 0.0
+    top_1: bool = False
 
     def text(self) -> str:
         """For example ``shadow of 5 % of requests, at most 4 at once``."""
         limit = f", at most {self.max_inflight} at once" if self.max_inflight else ""
-        compared = f", compares {', '.join(self.compare.outputs)}" if self.compare is not None else ""
+        compared = f", compares {', '.join(self.compared)}" if self.compared else ""
         return f"shadow of {self.percent:g} % of requests{limit}{compared}"
 
 

@@ -17,7 +17,8 @@ class RolloutPlan:
         false_alarm_rate: Probability that a rollout of a candidate that keeps every limit is ended by mistake.
         min_requests: Runs that a share needs before the next; 0: what the tests need to find a clear fault.
         pauses: A broken limit pauses the rollout; else it rolls it back.
-        digest: Of the rollout's text and the candidate's definition; another one is another rollout.
+        digest: Of the rollout's text, the names of the steps and the candidate's definition (of all other nodes of the
+            file if it runs one); another one is another rollout.
     """
 
     candidate: str

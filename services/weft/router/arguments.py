@@ -1,13 +1,13 @@
 """Router arguments that ``weft up`` takes as well; imports nothing heavy."""
 
 import argparse
-import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from weft.base.repository.control import add_control_arguments, control_arguments, control_fault
 from weft.base.text.argument_types import is_metadata_name, positive
 from weft.router import DEFAULT_RETRY_PERCENT
+from weft.router.rollouts.place import LEASE
 from weft.router.targets.specification import BalancingPolicy, parse_policy, policy_names
 
 #: Title and description of a group of these arguments where a mesh has them.
@@ -16,9 +16,6 @@ GROUP = (
     "poll and explicit are for models too, all of which are loaded first, but of a repository of Triton Inference "
     "Server those that --load-model names; the rest is for graphs alone",
 )
-
-#: Of ``--rollouts``: namespace, name, and address of the API server in place of the cluster's own.
-LEASE = re.compile(r"lease:([a-z0-9-]+)/([a-z0-9-]+)(?:@(https?://.+))?")
 
 
 def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
@@ -94,9 +91,8 @@ def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -
         "--rollouts",
         default="",
         metavar="WHERE",
-        help="where rollouts are kept, for all routers that serve the same graphs: a folder, lease:NAMESPACE/NAME of "
-        "Kubernetes, or off: nowhere (default: .weft/rollouts in the repository, if it can be written, else in "
-        "--state-dir)",
+        help="what all routers of the same graphs share of rollouts: a folder, lease:NAMESPACE/NAME of Kubernetes, or "
+        "off (default: .weft/rollouts in the repository if it can be written, else in --state-dir)",
     )
     parser.add_argument(
         "--allow-route-header",

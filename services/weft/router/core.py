@@ -3,17 +3,14 @@
 import asyncio
 import contextlib
 import secrets
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from weft.base.core import CallContext, IndexEntry, InferCall, InferResult, Parameters, ParameterValue
 from weft.base.errors import NotFoundError, UnavailableError, UnsupportedError, WeftError
-from weft.base.observing.logs import get_logger
 from weft.base.repository.control import DEFAULT_POLL_S, RepositoryWatcher
 from weft.base.repository.layout import version_number
-from weft.base.security.access import caller_name
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.router import DEFAULT_RETRY_PERCENT
@@ -33,14 +30,15 @@ from weft.router.recording import KEY_BYTES, RecordingLimits, Recordings
 from weft.router.repository.files import GraphRepository
 from weft.router.repository.lifecycle import GraphControl, GraphLifecycle
 from weft.router.repository.table import GraphTable
-from weft.router.repository.weights import reweighed, weights_of
+from weft.router.repository.weights import reweighed
 from weft.router.rollouts.owner import RolloutMember, shared_state
 from weft.router.runtime import Runtime
-from weft.router.serving import Served, ServedGraph, ServedTargetModel, serving_of
+from weft.router.serving import Served, ServedGraph, ServedTargetModel
 from weft.router.steps.run import earlier
 from weft.router.target import RetryBudget, Target
 from weft.router.targets.catalog import CatalogEntry, TargetCatalog
 from weft.router.targets.model_control import TargetModelControl
+from weft.v2.protocol.handover import OF_ROUTERS
 from weft.v2.server.model_metrics import MetricsSource, ModelMetricsCollector
 from weft.v2.server.server import Extension
 from weft_protos import graph_service_pb2 as graph_pb
@@ -51,8 +49,6 @@ from weft_protos.model_config_pb2 import ModelConfig
 SETTLE_S = 0.1
 _NO_LIMITS = AdmissionSettings()
 _NO_RECORDINGS = RecordingLimits()
-
-_log = get_logger("weft.router")
 
 
 class RouterCore:
@@ -180,7 +176,7 @@ class RouterCore:
             self._observer,
             self.record,
             self._rollouts,
-            self.set_weights,
+            self._change_weights,
             self.siblings,
         )
         collectors = (
@@ -348,30 +344,8 @@ class RouterCore:
         if not await self._change_model(name, unload):
             await self._unload_graph(name, unload_dependents=unload_dependents)
 
-    async def set_weights(self, request: graph_pb.SetWeightsRequest) -> graph_pb.SetWeightsResponse:
-        """Change the weights of a splitter, as a change of its graph's text that ``rollback`` undoes.
-
-        Raises:
-            UnavailableError: The model control mode does not allow it, or the graph is not loaded.
-            WeftError: As ``reweighed`` and ``GraphLifecycle.edit``.
-        """
-        self._control.check()
-        graph = self._graphs.find(request.graph, str(request.version or ""))
-        if graph is None:
-            raise NotFoundError(f"'{request.graph[:80]}' is no graph of this router")
-        source = serving_of(graph).source
-        reweighed(source, request.node, dict(request.weight))  # what is wrong is said before any worker changes
-        request.version = int(graph.file.version)
-        await self._change_weights(request)
-        before, after = (weights_of(one, request.node) for one in (source, serving_of(graph).source))
-        revision = time.time_ns() // 1_000_000
-        _log.warning(
-            "weights of graph '%s' version %d, node '%s', revision %d, set by '%s', reason %r: %s -> %s",
-            *(request.graph, request.version, request.node, revision, caller_name(), request.reason, before, after),
-        )
-        return graph_pb.SetWeightsResponse(weight=after, revision=revision)
-
     async def _change_weights(self, request: graph_pb.SetWeightsRequest) -> None:
+        self._control.check()
         edit = partial(reweighed, node=request.node, weights=dict(request.weight))
         await self._control.finish(self._lifecycle.edit(request.graph, str(request.version), edit))
 
@@ -468,6 +442,8 @@ class RouterCore:
         self._admission.keep(kept)
 
     def _called(self, call: InferCall) -> Served:
+        if call.parameters and not OF_ROUTERS.isdisjoint(call.parameters):
+            call.parameters = {name: value for name, value in call.parameters.items() if name not in OF_ROUTERS}
         try:
             return self._served(call.model_name, call.model_version)
         except WeftError:

@@ -89,12 +89,9 @@ class GraphExecutor:
         execution = self.begin(call, context)
         try:
             await execution.work()
-            result = self.result(execution, call)
-        except BaseException as error:
-            self.end(execution, context, error)
-            raise
-        self.end(execution, context)
-        return result
+            return self.result(execution, call)
+        finally:
+            self.end(execution, context)
 
     def begin(self, call: InferCall, context: CallContext, *, is_collected: bool = False) -> Execution:
         """Begin a valid call; ``end`` must follow.
@@ -144,11 +141,8 @@ class GraphExecutor:
         usual_path = execution.selection.usual_path
         path = path_text(record) if usual_path is None else usual_path.text_of(record)
         context.trailing_metadata.append((PATH_HEADER, path))
-        if runtime.recent is not None:
-            scope, signature = execution.run.request.scope, self.plan.signature
-            runtime.recent.add(
-                record, path, signature.name, signature.version, scope.request_id, context, execution.start_ns, error
-            )
+        if runtime.on_end is not None:
+            runtime.on_end(self.plan, execution.run, path, execution.start_ns, error)
         if pulls := execution.run.request.pulls:
             settle(pulls, record)
         for callback in execution.run.request.on_end:
@@ -282,17 +276,11 @@ class Assembly:
             timeout_ms=timeout_ms,
             fallbacks=[self.step(fallback, node, graph, stands_in=True) for fallback in _fallbacks(plan)],
         )
-        return (
-            step if plan.shadow is None else ShadowStep(step, plan.shadow, runtime, counters, self._mirror(plan, node))
-        )
-
-    def _mirror(self, plan: StepPlan, node: NodePlan) -> Mirror | None:
-        compare, context, runtime = plan.shadow and plan.shadow.compare, self.error_context, self._runtime
-        if not compare or node.streams:
-            return None
-        rollout = node.rollout and runtime.rollouts.register(context.graph, node.path, node.rollout)
-        counters = runtime.step_counters.of(context.graph, context.version, plan.path)
-        return Mirror(compare, plan, node, counters, rollout)
+        if plan.shadow is None:
+            return step
+        is_compared = plan.shadow.compared and not node.streams
+        mirror = Mirror(plan, node, self.error_context.graph, runtime, counters) if is_compared else None
+        return ShadowStep(step, plan.shadow, runtime, counters, mirror)
 
     def _action(
         self, plan: StepPlan, node: NodePlan, graph: str, context: ErrorContext, counters: StepCounters

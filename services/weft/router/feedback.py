@@ -1,19 +1,25 @@
 """``weft.graph.GraphService`` of a router: feedback for bandits, signatures of models, recordings."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from functools import wraps
 from typing import TypeVar, cast
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.base.observing.logs import get_logger
 from weft.base.security.access import allows, caller_name, check_model
 from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm, bandit_choices
 from weft.router.observe import Observer, picture
 from weft.router.repository.config import signatures_of
+from weft.router.repository.serving import ServingGraph
 from weft.router.repository.table import GraphTable, GraphVersion
+from weft.router.repository.weights import weights_of
 from weft.router.rollouts.counts import ArmCounts
-from weft.router.rollouts.machine import examine, share_now
-from weft.router.rollouts.owner import KnownRollout, RolloutMember
+from weft.router.rollouts.machine import advance, examine, share_now
+from weft.router.rollouts.owner import RolloutMember, sums_of
+from weft.router.rollouts.shared import Document, state_of
+from weft.router.rollouts.store import Rollout
 from weft.router.serving import serving_of
 from weft.router.targets.catalog import TargetCatalog
 from weft.v2.protocol.services import add_service, method_handlers
@@ -24,11 +30,15 @@ from weft_protos import graph_service_pb2 as pb
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GraphService"].full_name
 
 _MAX_SHOWN_CHARS = 80
+#: Of ``Rollout`` by number; "": none.
+_ACTIONS = {number: "" if name == "STATUS" else name for name, number in pb.RolloutRequest.Action.items()}
 
 #: Gives the response of the one that got the request after that time of the monotonic clock; None if none did.
 Siblings = Callable[[pb.GraphFeedbackRequest, int], Awaitable[pb.GraphFeedbackResponse | None]]
 #: Starts, ends or describes recordings of graphs that there are.
 Record = Callable[[pb.RecordingRequest], Awaitable[pb.RecordingResponse]]
+
+_log = get_logger("weft.router")
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -66,7 +76,7 @@ class GraphServicer:
         observer: Observer,
         record: Record,
         rollouts: RolloutMember,
-        set_weights: Callable[[pb.SetWeightsRequest], Awaitable[pb.SetWeightsResponse]],
+        change_weights: Callable[[pb.SetWeightsRequest], Awaitable[None]],
         siblings: Siblings | None = None,
     ) -> None:
         self._observer = observer
@@ -76,7 +86,7 @@ class GraphServicer:
         self._catalog = catalog
         self._record = record
         self._rollouts = rollouts
-        self._set_weights = set_weights
+        self._change_weights = change_weights
         self._siblings = siblings
 
     def add_to(self, server: grpc.aio.Server) -> tuple[str]:
@@ -117,17 +127,7 @@ class GraphServicer:
         """The texts that serve."""
         check_model(request.graph)
         found = self._graph(request.graph, str(request.version) if request.version else "")
-        return pb.GraphSourceResponse(
-            graph=[
-                pb.GraphText(
-                    graph=one.name,
-                    version=int(one.version or 1),
-                    file=one.file,
-                    text=one.text.encode() if isinstance(one.text, str) else one.text,
-                )
-                for one in serving_of(found).sources
-            ]
-        )
+        return pb.GraphSourceResponse(graph=_texts(serving_of(found)))
 
     @_answering
     async def Observe(self, request: pb.ObserveRequest, context: Context) -> pb.ObserveResponse:
@@ -139,48 +139,57 @@ class GraphServicer:
         """The picture of what serves."""
         check_model(request.graph)
         found = self._graph(request.graph, str(request.version) if request.version else "")
-        return await asyncio.to_thread(picture, serving_of(found).plan)
+        serving = serving_of(found)
+        response = await asyncio.to_thread(picture, serving.plan)
+        response.files.extend(_texts(serving))
+        return response
 
     @_answering
     async def Recording(self, request: pb.RecordingRequest, context: Context) -> pb.RecordingResponse:
         """Start, end or describe; ``graph_service.proto`` lists the statuses."""
-        if request.graph or request.action == request.START:
+        if request.graph or request.action != request.STATUS:
             check_model(request.graph)
+        if request.action == request.START:
             self._graph(request.graph)
-        return await self._record(request)
+        response = await self._record(request)
+        return pb.RecordingResponse(recording=[one for one in response.recording if allows(one.graph)])
 
     @_answering
     async def Rollout(self, request: pb.RolloutRequest, context: Context) -> pb.RolloutResponse:
         """Tell how rollouts stand, or change one."""
-        rollouts = self._rollouts_of(request)
-        action = pb.RolloutRequest.Action.Name(request.action) if request.action else ""
-        if action and len(rollouts) != 1:
+        action = _ACTIONS.get(request.action, str(request.action))
+        if not request.graph:
+            if action:
+                raise InvalidArgumentError("'graph' is missing; without it only STATUS is told")
+            rollouts = [one for name in self._graphs.graphs if allows(name) for one in self._graphs.rollouts(name)]
+        else:
+            check_model(request.graph)
+            self._graph(request.graph)
+            found = self._graphs.rollouts(request.graph)
+            rollouts = [one for one in found if request.node in ("", one.name)]
+            if not rollouts:
+                at = f" at node '{request.node[:_MAX_SHOWN_CHARS]}'" if request.node else ""
+                raise NotFoundError(f"graph '{request.graph}' has no rollout{at}; 'rollout' of a splitter makes one")
+        if action and len(rollouts) > 1:
             nodes = ", ".join(one.name for one in rollouts)
             raise InvalidArgumentError(f"graph '{request.graph}' has rollouts of nodes {nodes}; give one 'node'")
-        known = await self._rollouts.look(*rollouts, action=action, who=caller_name())
-        return pb.RolloutResponse(rollout=map(_rollout_message, known))
+        document = await self._rollouts.look(*rollouts, action=action, who=caller_name())
+        return pb.RolloutResponse(rollout=[_rollout_message(one, document) for one in rollouts])
 
     @_answering
     async def SetWeights(self, request: pb.SetWeightsRequest, context: Context) -> pb.SetWeightsResponse:
-        """Change the weights of a splitter."""
+        """Change the weights of a splitter as a change of its graph's text, which ``rollback`` undoes."""
         check_model(request.graph)
-        return await self._set_weights(request)
-
-    def _rollouts_of(self, request: pb.RolloutRequest) -> list[Rollout]:
-        """Those that are meant. Raises NotFoundError or InvalidArgumentError."""
-        if request.action not in pb.RolloutRequest.Action.values():
-            raise InvalidArgumentError(f"no action of a rollout has the number {request.action}")
-        if not request.graph:
-            if request.action != pb.RolloutRequest.STATUS:
-                raise InvalidArgumentError("'graph' is missing; without it only STATUS is told")
-            return [one for name in self._graphs.graphs if allows(name) for one in self._graphs.rollouts(name)]
-        check_model(request.graph)
-        found = self._graphs.rollouts(request.graph)
-        rollouts = [one for one in found if request.node in ("", one.name, one.node)]
-        if not rollouts:
-            at = f" at node '{request.node[:_MAX_SHOWN_CHARS]}'" if request.node else ""
-            raise NotFoundError(f"graph '{request.graph}' has no rollout{at}; 'rollout' of a splitter makes one")
-        return rollouts
+        graph = self._graph(request.graph, str(request.version or ""))
+        source, request.version = serving_of(graph).source, int(graph.file.version)
+        await self._change_weights(request)
+        before, after = (weights_of(one, request.node) for one in (source, serving_of(graph).source))
+        revision = time.time_ns() // 1_000_000
+        _log.warning(
+            "weights of graph '%s' version %d, node '%s', revision %d, set by '%s', reason %r: %s -> %s",
+            *(request.graph, request.version, request.node, revision, caller_name(), request.reason, before, after),
+        )
+        return pb.SetWeightsResponse(weight=after, revision=revision)
 
     def _graph(self, name: str, version: str = "") -> GraphVersion:
         """Raises NotFoundError."""
@@ -206,6 +215,13 @@ class GraphServicer:
         raise failure or NotFoundError(f"no version of graph '{request.graph}' is loaded")
 
 
+def _texts(serving: ServingGraph) -> Iterator[pb.GraphText]:
+    """Files of a graph, and of those in it."""
+    for one in serving.sources:
+        text = one.text.encode() if isinstance(one.text, str) else one.text
+        yield pb.GraphText(graph=one.name, version=int(one.version or 1), file=one.file, text=text)
+
+
 def rewarded(bandits: BanditStore, request: pb.GraphFeedbackRequest, after_ns: int = 0) -> pb.GraphFeedbackResponse:
     """Count a reward for a request identified by its id. Raises like ``BanditStore.reward_request``."""
     arms = bandits.reward_request(request.graph, request.request_id, request.reward, after_ns)
@@ -223,38 +239,36 @@ def _arm_message(known: KnownArm) -> pb.Arm:
     )
 
 
-def _rollout_message(known: KnownRollout) -> pb.RolloutStatus:
-    rollout, state = known.rollout, known.rollout.state
+def _rollout_message(rollout: Rollout, document: Document) -> pb.RolloutStatus:
+    """How it stands over all members; while it runs, ``verdict`` is what it waits for."""
+    plan, state, sides = rollout.plan, state_of(document.rollouts[rollout.key]), sums_of(rollout.key, document)
+    looked_at = advance(plan, state, *sides, time.time_ns())
     return pb.RolloutStatus(
         graph=rollout.graph,
         node=rollout.name,
-        candidate=rollout.plan.candidate,
+        candidate=plan.candidate,
         phase=pb.RolloutStatus.Phase.Value(state.phase),
-        percent=100 * share_now(rollout.plan, state),
+        percent=100 * share_now(plan, state),
         step=state.step,
-        num_steps=len(rollout.plan.shares),
+        num_steps=len(plan.shares),
         revision=state.revision,
         changed_unix_ns=state.changed_unix_ns,
-        verdict=known.verdict,
-        candidate_arm=_side_message(known.counts[0]),
-        baseline_arm=_side_message(known.counts[1]),
+        verdict=(state if looked_at.revision > state.revision else looked_at).verdict,
+        candidate_arm=_side_message(sides[0]),
+        baseline_arm=_side_message(sides[1]),
         guard=[
             pb.GuardStatus(**{name: getattr(one, name) for name in pb.GuardStatus.DESCRIPTOR.fields_by_name})
-            for one in examine(rollout.plan, state, *known.counts)
+            for one in examine(plan, state, *sides)
         ],
-        owner=known.owner,
+        owner=document.owner,
         history=state.history,
     )
 
 
 def _side_message(counts: ArmCounts) -> pb.RolloutArm:
     return pb.RolloutArm(
-        num_requests=counts.num_requests,
-        num_errors=counts.num_errors,
         p50_ms=counts.quantile_ms(0.5),
         p99_ms=counts.quantile_ms(0.99),
-        num_scores=counts.num_scores,
         score_mean=counts.score_sum / max(counts.num_scores, 1),
-        num_compared=counts.num_compared,
-        num_agreed=counts.num_agreed,
+        **{name: getattr(counts, name) for name in pb.RolloutArm.DESCRIPTOR.fields_by_name if name.startswith("num_")},
     )

@@ -91,7 +91,7 @@ class RolloutCollector(Collector):
         phase = GaugeMetricFamily("weft_rollout_phase", "1: it is in this phase", labels=(*labels, "phase"))
         requests = CounterMetricFamily("weft_rollout_requests", "Runs of a side", labels=(*labels, "arm"))
         errors = CounterMetricFamily("weft_rollout_errors", "Runs of a side that failed", labels=(*labels, "arm"))
-        rollouts = sorted(self._member.rollouts, key=lambda one: one.state.changed_unix_ns)
+        rollouts = sorted(self._member.rollouts.values(), key=lambda one: one.state.changed_unix_ns)
         for key, one in {(one.graph, one.name, one.plan.candidate): one for one in rollouts}.items():
             percent.add_metric(key, 100 * share_now(one.plan, one.state))
             step.add_metric(key, one.state.step)
@@ -194,8 +194,10 @@ class ReplicaCollector(Collector):
             for replica in target.replicas:
                 labels = (target.name, replica.address)
                 inflight.add_metric(labels, replica.num_inflight)
+                is_in = "ejected" if target.is_ejected(replica) else replica.health.value
+                is_in = "leaving" if replica.is_leaving else is_in
                 for name in _STATES:
-                    state.add_metric((*labels, name), name == target.state_of(replica))
+                    state.add_metric((*labels, name), name == is_in)
                 picks.add_metric(labels, replica.num_picks)
                 ejections.add_metric(labels, replica.record.num_ejected)
                 for status, count in list(replica.num_by_status.items()):

@@ -13,7 +13,6 @@ from weft.language.plan import CallPlan
 from weft.router.admission.concurrency_limit import InflightLimit
 from weft.router.bandits.store import BanditStore
 from weft.router.reporting.counters import StepCounterTable
-from weft.router.reporting.recent import RecentRequests
 from weft.router.rollouts.store import RolloutStore
 from weft.router.target import RetryBudget, Target
 
@@ -62,7 +61,7 @@ class Runtime:
         budgets: Retry budget of each target, shared by all graphs.
         node_budget: Retry budget of runs of nodes.
         is_busy: Whether the router is too busy to start shadows.
-        recent: Keeps the latest requests; None while nobody looks.
+        on_end: Told each request of a graph that ends: plan, run, path, start, error; None while nobody looks.
         target_of: Answers the steps in place of ``targets``, by path and call.
         num_workers: Number of routers, this one included, that share a port and the limits of graphs.
     """
@@ -77,7 +76,7 @@ class Runtime:
     is_pinning_allowed: bool = False
     step_counters: StepCounterTable = field(default_factory=StepCounterTable)
     bandits: BanditStore = field(default_factory=BanditStore)
-    recent: RecentRequests | None = None
+    on_end: Callable[[Any, Any, str, int, BaseException | None], None] | None = None
     rollouts: RolloutStore = field(default_factory=RolloutStore)
     num_workers: int = 1
     target_of: Callable[[str, CallPlan], Target] | None = None

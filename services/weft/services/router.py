@@ -16,7 +16,7 @@ from weft.router.admission.controller import AdmissionSettings
 from weft.router.arguments import add_arguments, usage_fault
 from weft.router.core import RouterCore
 from weft.router.recording import RecordingLimits
-from weft.router.rollouts.owner import place_of
+from weft.router.rollouts.place import place_of
 from weft.router.targets.connect import make_target
 from weft.router.targets.specification import (
     add_target_security_arguments,

@@ -35,9 +35,9 @@ def compare(outputs: Mapping[str, Any], text: str, where: str, *, rtol: float, a
             wide = array.astype(np.float64), expected.astype(np.float64)
             np.testing.assert_allclose(*wide, rtol=rtol, atol=atol, equal_nan=True, err_msg=title)
         else:
-            found = np.array([*map(plain, array.reshape(-1))], np.object_).reshape(array.shape)
+            elements = np.array([*map(plain, array.reshape(-1))], np.object_).reshape(array.shape)
             expected = np.array([*kept["data"], None], np.object_)[:-1].reshape(kept["shape"])
-            np.testing.assert_array_equal(found, expected, err_msg=title)
+            np.testing.assert_array_equal(elements, expected, err_msg=title)
 
 
 def plain(element: Any) -> Any:

@@ -7,7 +7,7 @@ import random
 import re
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -131,10 +131,10 @@ class Suite:
                 text = error.message.removeprefix("[request id: <id_unknown>] ")
                 at = next((f".input[{n}]" for n, one in enumerate(case.input) if f"'{one.name}'" in text), "")
                 yield f"case[{number}]{at}", text
-        steps, statuses = ("step", self.steps), ("error status", grpc.StatusCode.__members__.keys() - {"OK"})
-        models, outputs = ("model", self.models), ("output", {one.name for one in self.plan.signature.outputs})
-        known = {"step": steps, "ran": steps, "not_ran": steps, "model": models, "fake": models}
-        known |= {"status": statuses, "error": statuses}
+        outputs = ("output", [one.name for one in self.plan.signature.outputs])
+        known: dict[str, tuple[str, Collection[str]]] = dict.fromkeys(("step", "ran", "not_ran"), ("step", self.steps))
+        known |= dict.fromkeys(("model", "fake"), ("model", self.models))
+        known |= dict.fromkeys(("status", "error"), ("error status", grpc.StatusCode.__members__.keys() - {"OK"}))
         for place, field_name, name in _leaves(self.test):
             is_output = field_name == "name" and ".output[" in place and "fault[" not in place
             what, names = outputs if is_output else known.get(field_name, ("", [name]))
@@ -170,7 +170,6 @@ class CaseResult:
     """A case, and what came of it.
 
     Attributes:
-        happening: Each fault, and how often it is left.
         ms, graph_ms: Real time, and time of the request on the fake clock.
         statuses: How runs of steps ended, by path.
         faults: What is not as expected; none: it passed.
@@ -315,9 +314,9 @@ class StepCore(FakeCore):
     def _fault(self, model: str) -> pb.Fault:
         """What happens to the next call; empty if nothing does."""
         for entry in self._run.happening:
-            fault, left = entry
+            fault: pb.Fault = entry[0]
             around = tuple(f"{one}/" for one in self._suite.steps[fault.step]) if fault.step else ""
-            if left and fault.model in ("", model) and f"{self._path}/".startswith(around):
+            if entry[1] and fault.model in ("", model) and f"{self._path}/".startswith(around):
                 entry[1] -= 1
                 return fault
         return pb.Fault()

@@ -216,7 +216,9 @@ def test_a_load_of_any_length_is_not_ended_by_a_probe() -> None:
         assert "service" not in container["readinessProbe"]["grpc"]
 
 
-@pytest.mark.parametrize("component", ["models-image", "models-from-storage", "egress", "inside-keys", "mesh-key", "rollouts"])
+@pytest.mark.parametrize(
+    "component", ["models-image", "models-from-storage", "egress", "inside-keys", "mesh-key", "rollouts"]
+)
 def test_a_component_goes_with_base(tmp_path: Path, component: str) -> None:
     """What it makes of base fits the schema; models come from one volume of the name that is mounted."""
     folders = {"resources": [str(FOLDER / "base")], "components": [str(FOLDER / "components" / component)]}

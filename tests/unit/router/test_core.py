@@ -228,6 +228,14 @@ async def test_a_models_own_name_reaches_it_through_the_router(tmp_path: Path, t
     assert (LATER_NS, {"x-user-id": "7"}) == (target.contexts[0].deadline_ns, target.contexts[0].headers)
 
 
+async def test_what_routers_alone_say_is_taken_from_a_clients_request(tmp_path: Path, target: FakeTarget) -> None:
+    """A client can neither have its request handed over nor name a source of blocks; its other parameters go along."""
+    async with make.started(tmp_path, target) as s:
+        said = {"kv_lease": True, "kv_source": "10.0.0.1:1 a.b 00", "seed": 7}
+        await s.core.infer(make.request("double", parameters=said), CallContext())
+    assert {"seed": 7} == dict(target.calls[0].parameters)
+
+
 async def test_a_graph_waits_for_its_models(tmp_path: Path, target: FakeTarget) -> None:
     """A target that comes later makes the graph ready; until then index and answers say why it is not."""
     target.models = RemoteError("UNAVAILABLE", "refused")

@@ -314,4 +314,4 @@ async def test_rollouts_are_told_to_who_asks(tmp_path: Path, target: Any) -> Non
         assert "INVALID_ARGUMENT: 'graph' is missing" in await asked(action="PAUSE")
         assert "NOT_FOUND: graph 'other' has no rollout" in await asked(graph="other")
         assert "NOT_FOUND: 'nothing' is no graph of this router" == await asked(graph="nothing")
-        assert "INVALID_ARGUMENT: no action of a rollout has the number 9" == await asked(graph="pipe", action=9)
+        assert "INVALID_ARGUMENT: no action '9' of a rollout" in await asked(graph="pipe", node="one", action=9)

@@ -256,18 +256,14 @@ async def test_what_finds_no_room_is_dropped_and_counted(tmp_path: Path, monkeyp
     monkeypatch.setattr(recording, "MAX_HELD_BYTES", 10_000)
     async with served(tmp_path) as s:
         await s.record("START", percent=100)
-        recorder = s.core._recordings.active["pipe"]
-        monkeypatch.setattr(recorder, "num_done_bytes", -(10**9))
-        assert "OK" == await s.ask(1)
-        monkeypatch.setattr(recorder, "num_done_bytes", 0)
-        assert ["OK"] * 2 == [await s.ask(2), await s.ask(3, b"x" * 9000)]
+        assert ["OK"] * 3 == [await s.ask(1), await s.ask(2, b"x" * 9000), await s.ask(3)]
         status = await s.record("STOP")
-        assert (1, 2) == (status.num_requests, status.num_dropped)
+        assert (2, 1) == (status.num_requests, status.num_dropped)
         registry = CollectorRegistry()
         registry.register(s.core._recordings)
         names = [f"weft_recording_{what}_total" for what in ("requests", "dropped", "bytes")]
         values = [registry.get_sample_value(name, {"graph": "pipe"}) for name in names]
-        assert [1, 2, size_of(status)] == values
+        assert [2, 1, size_of(status)] == values
 
 
 async def test_a_recording_goes_on_over_a_reload(tmp_path: Path) -> None:
@@ -297,7 +293,8 @@ async def test_what_cannot_be_recorded_is_told(tmp_path: Path) -> None:
         assert "NOT_FOUND" == (await s.refusal("STOP"))[0]
         await s.record("START", percent=1)
         assert "ALREADY_EXISTS" == (await s.refusal(percent=1))[0]
-        assert "stopped" == (await s.record("STOP", "")).end_reason
+        assert "NOT_FOUND" == (await s.refusal("STOP", graph=""))[0]
+        assert "stopped" == (await s.record("STOP")).end_reason
     taken = tmp_path / "taken"
     taken.write_text("")
     async with served(tmp_path / "b", recording=RecordingLimits(taken / "in")) as s:

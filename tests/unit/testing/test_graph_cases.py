@@ -187,7 +187,7 @@ def test_what_cannot_be_run_is_status_2(repository: Path, tmp_path: Path, capsys
 def test_a_model_that_cannot_be_loaded_is_told(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the model's reason, and the cure; as a fake it is not needed."""
+    """With the model's reason; as a fake it is not needed."""
     write_model(tmp_path / "model", "double", "raise ValueError('no weights')", NUMBER_BATCHES)
     write_graph(tmp_path / "graphs", "g", HEAD.format(name="g") + GRAPHS["cached"])
     (tmp_path / "graphs/g/cases.pbtxt").write_text(case_text())

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import json
 from functools import partial
-from typing import Any
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.argument_types import add, positive
@@ -33,19 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print how recordings stand and return 0; raises WeftError."""
-    request = pb.RecordingRequest(
-        action=pb.RecordingRequest.STOP if options.stop else pb.RecordingRequest.STATUS, graph=options.graph
-    )
-    if options.stop:
-        request.action = request.STOP
-    elif not options.status:
+    request = pb.RecordingRequest(graph=options.graph)
+    if not (options.stop or options.status):
         if not options.graph:
             raise InvalidArgumentError("name the graph to record, or give --status or --stop")
         request.action, request.percent = request.START, options.percent
         request.max_s, request.max_bytes = vars(options)["for"] or 0, int((options.max_mib or 0) * (1 << 20))
         request.omit.extend(options.omit)
         request.hash.extend(options.hash)
-    found = asyncio.run(_answer(options, request)).recording
+    found = asyncio.run(_answers(options, request))
     if options.json:
         names = [field.name for field in pb.RecordingStatus.DESCRIPTOR.fields]
         print(json.dumps([{name: getattr(one, name) for name in names} | {"file": [*one.file]} for one in found]))
@@ -57,7 +52,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _answer(options: argparse.Namespace, request: pb.RecordingRequest) -> Any:
+async def _answers(options: argparse.Namespace, request: pb.RecordingRequest) -> list[pb.RecordingStatus]:
     client = V2Client(options.url, security=channel_security(options))
     async with client as router, router.names_similar_models(options.graph):
-        return await router.graph_service("Recording", request, timeout_s=30.0)
+        ask = partial(router.graph_service, "Recording", timeout_s=30.0)
+        found = list((await ask(request)).recording)
+        if options.stop:
+            requests = [pb.RecordingRequest(action=request.STOP, graph=one.graph) for one in found if one.is_running]
+            found = [(await ask(one)).recording[0] for one in requests]
+        return found

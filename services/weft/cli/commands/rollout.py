@@ -5,7 +5,6 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -25,85 +24,61 @@ _TIMEOUT_S = 30.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft rollout``."""
     option = partial(add, parser)
-    parser.description = (
-        "Show how rollouts stand, hold or move one, or set the weights of a splitter without one until a rollback or "
-        "the next load."
-    )
+    parser.description = "Show how rollouts stand, steer one, or set weights until a rollback or the next load."
     parser.epilog = "examples: weft rollout status triage; weft rollout weights triage root new=5 old=95"
     parser.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
     option("graph GRAPH", "may be left out with status", nargs="?", default="")
     option("node NODE", "name of the splitter, if the graph has several rollouts", nargs="?", default="")
     option("weight STEP=WEIGHT", "weights: of steps; the others keep theirs", pair, nargs="*")
     option("--reason TEXT", "weights: kept in the router's log", default="")
-    option("--watch SECONDS", "status: print it again and again", positive)
+    option("--watch SECONDS", "status: again and again", positive)
     add_router_arguments(parser)
     add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print how it stands then and return 0; raises WeftError."""
-    if options.action != "status" and not options.graph:
-        raise InvalidArgumentError(f"give the graph: weft rollout {options.action} GRAPH")
-    if options.action == "weights":
-        weights, revision = asyncio.run(_set_weights(options))
-        text = " ".join(f"{name}={weight:g}" for name, weight in weights.items())
-        told = {"graph": options.graph, "node": options.node, "weights": weights, "revision": revision}
-        print(json.dumps(told) if options.json else f"{options.graph}/{options.node}: {text} (revision {revision})")
-        return 0
     while True:
-        rollouts = asyncio.run(_rollouts(options))
+        response = asyncio.run(_asked(options))
         if options.json:
-            print(json.dumps({"rollouts": [_facts(one) for one in rollouts]}), flush=True)
+            print(json.dumps(MessageToDict(response, preserving_proto_field_name=True)), flush=True)
+        elif isinstance(response, pb.SetWeightsResponse):
+            weights = " ".join(f"{name}={weight:g}" for name, weight in response.weight.items())
+            print(f"{options.graph}/{options.node}: {weights} (revision {response.revision})")
         else:
-            print("\n\n".join(map(_text, rollouts)) or "no rollouts", flush=True)
+            print("\n\n".join(map(_text, response.rollout)) or "no rollouts", flush=True)
         if options.watch is None or options.action != "status":
             return 0
         time.sleep(options.watch)
 
 
-async def _rollouts(options: argparse.Namespace) -> Sequence[pb.RolloutStatus]:
-    action = pb.RolloutRequest.Action.Value(options.action.upper())
-    request = pb.RolloutRequest(action=action, graph=options.graph, node=options.node)
-    return (await _ask(options, "Rollout", request)).rollout
-
-
-async def _set_weights(options: argparse.Namespace) -> tuple[dict[str, float], int]:
-    try:
-        weights = {name: float(weight) for name, weight in options.weight}
-    except ValueError as error:
-        raise InvalidArgumentError(f"a weight is a number: {error}") from None
-    name, _, version = options.graph.partition("/")
-    request = pb.SetWeightsRequest(
-        graph=name, version=int(version or 0), node=options.node, weight=weights, reason=options.reason
-    )
-    response = await _ask(options, "SetWeights", request)
-    return dict(response.weight), response.revision
-
-
-async def _ask(options: argparse.Namespace, method: str, request: Any) -> Any:
+async def _asked(options: argparse.Namespace) -> Any:
+    request: pb.SetWeightsRequest | pb.RolloutRequest
+    if options.action == "weights":
+        try:
+            weights = {name: float(weight) for name, weight in options.weight}
+        except ValueError as error:
+            raise InvalidArgumentError(f"a weight is a number: {error}") from None
+        name, _, version = options.graph.partition("/")
+        request = pb.SetWeightsRequest(graph=name, version=int(version or 0), node=options.node, weight=weights)
+        request.reason, method = options.reason, "SetWeights"
+    else:
+        action = pb.RolloutRequest.Action.Value(options.action.upper())
+        request, method = pb.RolloutRequest(action=action, graph=options.graph, node=options.node), "Rollout"
     async with V2Client(options.url, security=channel_security(options)) as router:
         return await router.graph_service(method, request, timeout_s=_TIMEOUT_S)
 
 
-def _facts(one: pb.RolloutStatus) -> dict[str, Any]:
-    return MessageToDict(one, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-
-
 def _text(one: pb.RolloutStatus) -> str:
-    share = "a share that its bandit sets" if math.isnan(one.percent) else f"{one.percent:g} %"
+    share = "the share that its bandit gives" if math.isnan(one.percent) else f"{one.percent:g} %"
     steps = f", step {one.step + 1} of {one.num_steps}" if one.num_steps else ""
-    phase = type(one).Phase.Name(one.phase)
-    lines = [
-        f"{one.graph}/{one.node}: {phase}, '{one.candidate}' has {share}{steps} (revision {one.revision})",
-        f"  {one.verdict}",
-    ]
+    head = f"{one.graph}/{one.node}: {type(one).Phase.Name(one.phase)}, '{one.candidate}' has {share}{steps}"
+    lines = [f"{head} (revision {one.revision}, owner {one.owner})", f"  {one.verdict}"]
     for name, arm in (("candidate", one.candidate_arm), ("baseline", one.baseline_arm)):
-        lines.append(
-            f"  {name:<10}{arm.num_requests:>9} requests {arm.num_errors:>7} errors   p50 {arm.p50_ms:.1f} ms   "
-            f"p99 {arm.p99_ms:.1f} ms"
-        )
+        counts = f"{arm.num_requests:>9} requests {arm.num_errors:>7} errors"
+        lines.append(f"  {name:<10}{counts}   p50 {arm.p50_ms:.1f} ms   p99 {arm.p99_ms:.1f} ms")
     for guard in one.guard:
         bounds = "" if math.isnan(guard.lower) else f", between {guard.lower:.4g} and {guard.upper:.4g}"
         broken = " BROKEN" * guard.is_broken
         lines.append(f"  {guard.limit} {guard.allowed:g}: {guard.measured:.4g} measured{bounds}{broken}")
-    return "\n".join([*lines, f"  decided by {one.owner}" if one.owner else "  nobody decides now"])
+    return "\n".join(lines)

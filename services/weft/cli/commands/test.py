@@ -109,4 +109,4 @@ def _junit(results: Sequence[CaseResult]) -> bytes:
         case = Xml.SubElement(root, "testcase", names, time=f"{one.ms / 1e3:.4f}")
         if one.faults:
             Xml.SubElement(case, "failure", message="not as expected").text = printable("\n".join(one.faults))
-    return Xml.tostring(root, "utf-8", xml_declaration=True)
+    return bytes(Xml.tostring(root, "utf-8", xml_declaration=True))

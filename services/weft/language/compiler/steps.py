@@ -22,17 +22,7 @@ from weft.language.compiler.resolve import (
 from weft.language.compiler.scope import BuiltNode, BuiltStep, NodeUse, ResponseCount, Scope
 from weft.language.compiler.state import check_step
 from weft.language.compiler.uses import UseBuilder, declared_uses
-from weft.language.plan import (
-    Binding,
-    CallPlan,
-    ComparePlan,
-    ConstantPlan,
-    DefaultPlan,
-    NodePlan,
-    PolicyPlan,
-    ShadowPlan,
-    StepPlan,
-)
+from weft.language.plan import Binding, CallPlan, ConstantPlan, DefaultPlan, NodePlan, PolicyPlan, ShadowPlan, StepPlan
 from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, NodeDefinition, StepDefinition, has_field
 from weft.language.types.conditions import KEY, WHEN
 from weft.language.types.signatures import TensorType, merged
@@ -193,8 +183,8 @@ class StepBuilder(UseBuilder, ABC):
             text = f"{describe(names.target)} and '{scope.node.name}' do not both give {what}, which is compared"
             where = f"{step.path}.shadow.mirror_compare"
             self.report.error("G042", scope.file, where, text + suggestion(unknown or "", known))
-        plan = ComparePlan(outputs, compare.rtol, compare.atol, compare.top_1)
-        return ShadowPlan(shadow.percent, shadow.max_inflight, plan)
+        given = compare.rtol, compare.atol, compare.top_1
+        return ShadowPlan(shadow.percent, shadow.max_inflight, outputs, *given)
 
     def _action(
         self,

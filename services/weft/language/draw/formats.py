@@ -327,7 +327,8 @@ def _curved(points: Sequence[Point]) -> str:
 def _svg_lines(lines: Sequence[str], x: float, top: float, size: float, attributes: str) -> Iterator[str]:
     for number, line in enumerate(lines):
         y = top + number * size * LINE_HEIGHT + size
-        yield f'<text {attributes} x="{x:.1f}" y="{y:.1f}">{_xml(line)}</text>'
+        live = ' class="live"' if line.isspace() else ""
+        yield f'<text {attributes}{live} x="{x:.1f}" y="{y:.1f}">{_xml(line)}</text>'
 
 
 def _xml(text: str) -> str:

@@ -170,7 +170,7 @@ def text_width(text: str, font_size: float, *, is_bold: bool = False) -> float:
 
 def wrapped(lines: Iterable[str]) -> list[str]:
     """The lines, long ones broken."""
-    return [part for line in lines for part in textwrap.wrap(line, _MAX_LINE_CHARS) or [""]]
+    return [part for line in lines for part in textwrap.wrap(line, _MAX_LINE_CHARS) or [line]]
 
 
 def _character_width(character: str) -> float:

@@ -51,7 +51,8 @@ class Bandit:
         self.arms = tuple(arms)
         self._min_pulls = plan.min_pulls
         self._algorithm = plan.algorithm
-        self._arms = Arms(arms, weights, plan.epsilon, generator, known)
+        self._arms = Arms(arms, weights, plan.epsilon, generator)
+        self._arms.known = known or self.arms
 
     def choose(self) -> tuple[int, float]:
         """Choose a step and count a pull; return its index and the probability with which it was drawn.
@@ -311,9 +312,9 @@ class BanditStore:
         _check(reward)
         pulls: list[Pull] = []
         for node, plan, step, has_answered in choices:
-            bandit = None if plan is None else self._bandit(graph, node, plan)
-            for one in filter(None, (bandit, self.scores.get((graph, node.path)))):
-                pulls.append(Pull(node.path, one, one.names.index(step), has_answered=has_answered))
+            rewarded: list[Bandit | Scores] = [] if plan is None else [self._bandit(graph, node, plan)]
+            rewarded += [self.scores[key]] if (key := (graph, node.path)) in self.scores else []
+            pulls += [Pull(node.path, one, one.names.index(step), has_answered=has_answered) for one in rewarded]
         return _rewarded(graph, pulls, reward)
 
     def _bandit(self, graph: str, node: NodePlan, plan: BanditPlan, weights: Sequence[float] = ()) -> Bandit:

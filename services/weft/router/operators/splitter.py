@@ -24,7 +24,7 @@ from weft.language.description import condition_text, counted, share
 from weft.language.path_form import PathForm
 from weft.language.plan import Condition, Description, End
 from weft.language.rollouts import RolloutPlan
-from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition, StepDefinition
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.conditions import Purpose
 from weft.router.bandits.store import Pull, Scores
 from weft.router.operators.alternatives import AlternativesKind, AlternativesNode, branch_flows, only_branch
@@ -210,9 +210,11 @@ def _rollout(scope: Scope) -> RolloutPlan | None:
     found = [index for index, step in enumerate(node.steps) if step.name == _candidate(node)]
     if not found:
         return None
-    digest = blake2b(message.SerializeToString(deterministic=True), digest_size=16)
-    for text in _definition(scope.file, node.steps[found[0]], set()):
-        digest.update(text)
+    candidate = node.steps[found[0]].message
+    parts = [message, candidate, *(one.message for one in scope.file.all_nodes if candidate.node and one is not node)]
+    digest = blake2b(repr([step.name for step in node.steps]).encode(), digest_size=16)
+    for part in parts:
+        digest.update(part.SerializeToString(deterministic=True))
     return RolloutPlan(
         candidate=_candidate(node),
         index=found[0],
@@ -225,17 +227,6 @@ def _rollout(scope: Scope) -> RolloutPlan | None:
         pauses=message.on_failure == pb.Rollout.PAUSE,
         digest=digest.hexdigest(),
     )
-
-
-def _definition(file: GraphFile, step: StepDefinition, seen: set[str]) -> Iterator[bytes]:
-    """The text of a step, and of the nodes that it runs."""
-    yield step.message.SerializeToString(deterministic=True)
-    node = file.nodes.get(step.message.node)
-    if node is not None and node.name not in seen:
-        seen.add(node.name)
-        yield node.message.SerializeToString(deterministic=True)
-        for inner in node.every_step():
-            yield from _definition(file, inner, seen)
 
 
 class SplitterNode(AlternativesNode):

@@ -140,17 +140,10 @@ class GraphTable:
         return list({id(e): e.serving.plan for e in entries if e.serving is not None}.values())
 
     def rollouts(self, name: str) -> list[Rollout]:
-        """The rollouts of a graph; of versions with rollouts of one node, that of the default one, or else of the last.
-
-        Raises NotFoundError.
-        """
-        entry = self.find(name, "")
-        if entry is None:
-            raise NotFoundError(f"'{name[:80]}' is no graph of this router")
-        found: dict[str, Rollout] = {}
-        for one in (*self.graphs[name].versions.values(), entry):
-            found |= {rollout.node: rollout for rollout in (one.serving.rollouts if one.serving is not None else ())}
-        return list(found.values())
+        """The rollouts of a graph; of versions that have one at the same node, that of the default one or the last."""
+        entries = [*self.graphs[name].versions.values(), *filter(None, [self.find(name, "")])]
+        rollouts = (one for entry in entries if entry.serving is not None for one in entry.serving.rollouts)
+        return list({one.node: one for one in rollouts}.values())
 
     def served(self, name: str) -> Mapping[str, GraphSource]:
         """The sources in service under a name, by version."""

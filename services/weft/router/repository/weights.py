@@ -1,6 +1,5 @@
 """Weights of a splitter as a change of its graph's text."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import isfinite
 
@@ -12,7 +11,7 @@ from weft.router.operators import KINDS
 from weft.router.policies import POLICIES
 
 
-def reweighed(source: GraphSource, node: str, weights: Mapping[str, float]) -> GraphSource:
+def reweighed(source: GraphSource, node: str, weights: dict[str, float]) -> GraphSource:
     """The graph with other weights of a splitter's steps; the rest of its text stays.
 
     Raises InvalidArgumentError: no such splitter or step, a weight that is not allowed, or something else sets them.
@@ -31,7 +30,7 @@ def reweighed(source: GraphSource, node: str, weights: Mapping[str, float]) -> G
     wrong = [value for value in weights.values() if not (isfinite(value) and value >= 0)]
     if wrong or not weights or not any((known | weights).values()):
         raise InvalidArgumentError(
-            f"weights must be numbers of at least 0, one of the splitter's above 0; got {dict(weights)}"
+            f"weights must be numbers of at least 0, one of the splitter's above 0; got {weights}"
         )
     values = {f"{step.path}.weight": f"{weights[step.name]!r}" for step in found.steps if step.name in weights}
     return replace(source, text=file.positions.replaced(values).encode())

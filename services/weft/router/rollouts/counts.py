@@ -71,10 +71,10 @@ class ArmCounts:
         return found
 
     def _changed(self, other: "ArmCounts", sign: int) -> "ArmCounts":
-        mine, more = asdict(self), asdict(other)
-        bins, others = Counter(mine.pop("runs_by_bin")), Counter(more.pop("runs_by_bin"))
-        numbers = {name: max(value + sign * more[name], 0) for name, value in mine.items()}
-        return ArmCounts(runs_by_bin=dict(bins + others if sign > 0 else bins - others), **numbers)
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        bins, more = Counter(values.pop("runs_by_bin")), Counter(other.runs_by_bin)
+        numbers = {name: max(value + sign * getattr(other, name), 0) for name, value in values.items()}
+        return ArmCounts(runs_by_bin=dict(bins + more if sign > 0 else bins - more), **numbers)
 
 
 def edge_ms(at: int) -> float:

@@ -1,15 +1,16 @@
 """Shared state of rollouts in a Lease of Kubernetes: for routers that share no file system."""
 
 import contextlib
-import http.client
 import json
 import os
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.error import HTTPError
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 from weft.base.observing.logs import get_logger
 from weft.router.rollouts.shared import Document, Json
@@ -19,47 +20,8 @@ _STATE, _DAMAGED = "weft.dev/rollouts", "weft.dev/rollouts-damaged"
 _TIMEOUT_S = 5.0
 #: How often one change is tried while others change the Lease, too.
 _MAX_TRIES = 20
-_ERRORS = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError, 409: FileExistsError}
 
 _log = get_logger("weft.router.rollouts")
-
-
-class KubernetesApi:
-    """Calls the API server, from any thread.
-
-    Args:
-        url: Of a ``kubectl proxy``, say; "": of the cluster in which this process runs.
-        account: Folder with ``token``, which is read anew for each call, and ``ca.crt``.
-    """
-
-    def __init__(self, url: str = "", account: Path = _ACCOUNT) -> None:
-        host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-        self._url = urlsplit(url or f"https://{f'[{host}]' if ':' in host else host}:{port}")
-        self._account = account
-
-    def call(self, method: str, path: str, body: Json = None) -> Json:
-        """The response. Raises OSError; FileNotFoundError is a status 404, FileExistsError 409."""
-        headers = {"Content-Type": "application/json"}
-        if (token := self._account / "token").exists():
-            headers["Authorization"] = f"Bearer {token.read_text().strip()}"
-        if self._url.scheme == "https":
-            tls = ssl.create_default_context(cafile=self._account / "ca.crt")
-            made: http.client.HTTPConnection = http.client.HTTPSConnection(
-                self._url.netloc, timeout=_TIMEOUT_S, context=tls
-            )
-        else:
-            made = http.client.HTTPConnection(self._url.netloc, timeout=_TIMEOUT_S)
-        try:
-            with contextlib.closing(made) as connection:
-                connection.request(method, path, json.dumps(body), headers)
-                response = connection.getresponse()
-                content = response.read()
-                if response.status < 400:
-                    return json.loads(content)
-        except (http.client.HTTPException, ValueError) as error:
-            raise OSError(f"{self._url.netloc} does not answer as an API server: {error!r}") from error
-        text = f"{method} {path}: status {response.status}: {content[:300].decode(errors='replace')}"
-        raise _ERRORS.get(response.status, OSError)(text)
 
 
 class LeaseState:
@@ -68,24 +30,31 @@ class LeaseState:
     Each change is a compare-and-set on ``resourceVersion``: an owner that lost the Lease changes nothing. It runs out
     ``duration_s`` after this process saw its last renewal, so clocks may differ.
 
+    Args:
+        url: Of the API server, for example of a ``kubectl proxy``; "": of the cluster in which this process runs.
+        account: Folder with ``token``, which is read for each call, and ``ca.crt``.
+
     Source:
         https://pkg.go.dev/k8s.io/client-go/tools/leaderelection
     """
 
     def __init__(
         self,
-        api: KubernetesApi,
         namespace: str,
         name: str,
         member: str,
         *,
+        url: str = "",
+        account: Path = _ACCOUNT,
         duration_s: int = 15,
         period_s: float = 2.0,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
+        self._all = url or f"https://{f'[{host}]' if ':' in host else host}:{port}"
+        self._all += f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self.member, self.period_s = member, period_s
-        self._api, self._name, self._duration_s, self._clock_s = api, name, duration_s, clock_s
-        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._name, self._account, self._duration_s, self._clock_s = name, account, duration_s, clock_s
         self._seen: Json = None
         self._seen_at_s = 0.0
 
@@ -96,13 +65,12 @@ class LeaseState:
             is_owner = self._hold(lease["spec"])
             document = self._document(lease)
             document.owner = lease["spec"]["holderIdentity"]
-            is_changed = edit(document)
-            if is_changed:
+            if is_changed := edit(document):
                 lease["metadata"].setdefault("annotations", {})[_STATE] = document.text
             if not (is_changed or is_owner):
                 return document
-            with contextlib.suppress(FileExistsError):  # a conflict: once more, with the newer one
-                self._api.call("PUT", f"{self._path}/{self._name}", lease)
+            with _unless(HTTPStatus.CONFLICT):
+                self._call("PUT", lease)
                 return document
         raise OSError(f"Lease {self._name} is changed too often by others")
 
@@ -112,22 +80,27 @@ class LeaseState:
             lease = self._lease()
             if lease["spec"].get("holderIdentity") == self.member:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
-                self._api.call("PUT", f"{self._path}/{self._name}", lease)
+                self._call("PUT", lease)
+
+    def _call(self, method: str, body: Json = None) -> Json:
+        """The response. Raises OSError; HTTPError has the status."""
+        tls, headers = None, {"Content-Type": "application/json"}
+        if (token := self._account / "token").exists():
+            headers["Authorization"] = f"Bearer {token.read_text().strip()}"
+            tls = ssl.create_default_context(cafile=self._account / "ca.crt") if self._all[:5] == "https" else None
+        url = self._all if method == "POST" else f"{self._all}/{self._name}"
+        request = Request(url, body and json.dumps(body).encode(), headers, method=method)  # noqa: S310  # as given
+        with build_opener(ProxyHandler({}), HTTPSHandler(context=tls)).open(request, timeout=_TIMEOUT_S) as response:
+            return json.load(response)
 
     def _lease(self) -> Json:
         """The Lease, made if there is none."""
-        try:
-            return self._api.call("GET", f"{self._path}/{self._name}")
-        except FileNotFoundError:
-            new = {
-                "apiVersion": "coordination.k8s.io/v1",
-                "kind": "Lease",
-                "metadata": {"name": self._name},
-                "spec": {},
-            }
-            with contextlib.suppress(FileExistsError):
-                return self._api.call("POST", self._path, new)
-            return self._api.call("GET", f"{self._path}/{self._name}")
+        with _unless(HTTPStatus.NOT_FOUND):
+            return self._call("GET")
+        kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        with _unless(HTTPStatus.CONFLICT):
+            return self._call("POST", {**kind, "metadata": {"name": self._name}, "spec": {}})
+        return self._call("GET")
 
     def _hold(self, spec: Json) -> bool:
         """Take the Lease if it is free or has run out, renew it if it is this member's; False if it is another's."""
@@ -149,3 +122,13 @@ class LeaseState:
             annotations[_DAMAGED] = annotations.pop(_STATE)
             _log.error("%s of Lease %s is damaged and is kept as %s: %s", _STATE, self._name, _DAMAGED, error)
             return Document()
+
+
+@contextlib.contextmanager
+def _unless(status: HTTPStatus) -> Iterator[None]:
+    """Go on behind the block if the server answers with this status."""
+    try:
+        yield
+    except HTTPError as error:
+        if error.code != status:
+            raise OSError(f"{error.url}: {error}: {error.read(300).decode(errors='replace')}") from error

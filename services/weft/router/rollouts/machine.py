@@ -134,7 +134,8 @@ def advance(
         return state
     if now_unix_ns < state.changed_unix_ns:
         state = replace(state, changed_unix_ns=now_unix_ns)
-    if state.candidate_before - candidate != ArmCounts() or state.baseline_before - baseline != ArmCounts():
+    before = state.candidate_before, state.baseline_before
+    if candidate.num_requests < before[0].num_requests or baseline.num_requests < before[1].num_requests:
         state = replace(state, candidate_before=candidate, baseline_before=baseline)
     results = examine(plan, state, candidate, baseline)
     at = f"at {share_now(plan, state) * 100:g} %" if plan.shares else "by feedback"
@@ -217,48 +218,49 @@ def examine(plan: RolloutPlan, state: RolloutState, candidate: ArmCounts, baseli
 
 
 def _examined(name: str, allowed: float, candidate: ArmCounts, baseline: ArmCounts, log_level: float) -> GuardResult:
-    (bad, num, unit), (base_bad, num_base, _) = (_sample(name, allowed, arm) for arm in (candidate, baseline))
-    measured, base = _measured(name, candidate), _measured(name, baseline)
+    mine, base = _outcomes(name, allowed, candidate), _outcomes(name, allowed, baseline)
     is_p99, is_least = name.startswith("max_p99"), name.startswith("min")
     rate = TAIL if is_p99 else 1.0 - allowed if is_least else allowed
-    lower, upper, is_shared = nan, nan, False
+    lower, upper, is_shared, measured = nan, nan, False, mine.value
     if name == "max_p99_ratio":
-        wealth = log_wealth_of_slower(candidate.runs_by_bin, baseline.runs_by_bin, allowed) if num_base else 0.0
+        wealth = log_wealth_of_slower(candidate.runs_by_bin, baseline.runs_by_bin, allowed) if base.num else 0.0
+        measured /= base.value
     else:
-        wealth = float(log_wealth(bad, num, rate))
-        is_shared = wealth >= -log_level and not is_least and base_bad > rate * num_base
-        is_shared = is_shared and log_wealth_of_worse(bad, num, base_bad, num_base) < -log_level
+        wealth = float(log_wealth(mine.bad, mine.num, rate))
+        is_shared = wealth >= -log_level and not is_least and base.bad > rate * base.num
+        is_shared = is_shared and log_wealth_of_worse(mine.bad, mine.num, base.bad, base.num) < -log_level
     if not is_p99:
-        lower, upper = bounds(bad, num, log_level)
+        lower, upper = bounds(mine.bad, mine.num, log_level)
         lower, upper = (1.0 - upper, 1.0 - lower) if is_least else (lower, upper)
-    figures = f"{_shown(name, measured)} over {num:,} {unit} of the candidate"
-    figures += f", {_shown(name, base)} over {num_base:,} of the baseline" if num_base else ""
+    figures = f"{mine.text} over {mine.num:,} {mine.unit} of the candidate"
+    figures += f", {base.text} over {base.num:,} of the baseline" if base.num else ""
     is_broken, needed = wealth >= -log_level and not is_shared, num_needed(rate, log_level)
-    measured = measured / base if name == "max_p99_ratio" else measured
-    return GuardResult(name, allowed, measured, lower, upper, is_broken, is_shared, num, needed, unit, figures)
+    return GuardResult(
+        name, allowed, measured, lower, upper, is_broken, is_shared, mine.num, needed, mine.unit, figures
+    )
 
 
-def _sample(name: str, allowed: float, arm: ArmCounts) -> tuple[float, int, str]:
-    """Bad outcomes (0 where only percentiles count), outcomes, and their name."""
+class _Outcomes(NamedTuple):
+    """What one side did of what a limit is about; ``bad`` are the outcomes that the limit is against."""
+
+    bad: float
+    num: int
+    unit: str
+    value: float
+    text: str
+
+
+def _outcomes(name: str, allowed: float, arm: ArmCounts) -> _Outcomes:
+    bad, num, unit = float(arm.num_errors), arm.num_requests, "requests"
+    if name.startswith("max_p99"):
+        first, p99_ms = ceil(log(allowed * 1e6) * BINS_PER_LOG), arm.quantile_ms(1.0 - TAIL)
+        bad = sum(count for at, count in arm.runs_by_bin.items() if at >= first)  # in bins above the limit as a whole
+        return _Outcomes(bad, num, unit, p99_ms, f"p99 {p99_ms:.4g} ms")
+    if name == "max_error_rate":
+        return _Outcomes(bad, num, unit, bad / num if num else nan, f"errors {bad / num if num else nan:.2%}")
     if name == "min_score":
-        return arm.num_scores - arm.score_sum, arm.num_scores, "scores"
-    if name == "min_agreement":
-        return arm.num_compared - arm.num_agreed, arm.num_compared, "comparisons"
-    if name == "max_p99_ms":
-        first = ceil(log(allowed * 1e6) * BINS_PER_LOG)  # of the bins that are above the limit as a whole
-        return sum(count for at, count in arm.runs_by_bin.items() if at >= first), arm.num_requests, "requests"
-    return (arm.num_errors if name == "max_error_rate" else 0), arm.num_requests, "requests"
-
-
-def _measured(name: str, arm: ArmCounts) -> float:
-    if name.startswith("max_p99"):
-        return arm.quantile_ms(1.0 - TAIL)
-    bad, num, _ = _sample(name, 0.0, arm)
-    share = bad / num if num else nan
-    return 1.0 - share if name.startswith("min") else share
-
-
-def _shown(name: str, value: float) -> str:
-    if name.startswith("max_p99"):
-        return f"p99 {value:.4g} ms"
-    return f"errors {value:.2%}" if name == "max_error_rate" else f"{name.removeprefix('min_')} {value:.3f}"
+        bad, num, unit = arm.num_scores - arm.score_sum, arm.num_scores, "scores"
+    else:
+        bad, num, unit = arm.num_compared - arm.num_agreed, arm.num_compared, "comparisons"
+    value = 1.0 - bad / num if num else nan
+    return _Outcomes(bad, num, unit, value, f"{name.removeprefix('min_')} {value:.3f}")

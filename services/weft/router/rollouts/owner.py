@@ -2,68 +2,39 @@
 
 import asyncio
 import contextlib
-import os
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 from uuid import uuid4
 
 from weft.base.errors import UnavailableError
 from weft.base.observing.logs import get_logger
-from weft.router.arguments import LEASE
 from weft.router.rollouts.counts import ArmCounts
 from weft.router.rollouts.folder import FolderState
-from weft.router.rollouts.lease import KubernetesApi, LeaseState
-from weft.router.rollouts.machine import PAUSED, PROMOTED, RUNNING, RolloutState, advance, apply
-from weft.router.rollouts.shared import Document, Json, SharedState, plan_of
+from weft.router.rollouts.lease import LeaseState
+from weft.router.rollouts.machine import PROMOTED, RUNNING, advance, apply
+from weft.router.rollouts.place import LEASE
+from weft.router.rollouts.shared import Document, Json, SharedState, is_open, plan_of, state_of
 from weft.router.rollouts.store import Rollout, RolloutStore
 
+#: After how many periods all members follow a decision.
+_SETTLED = 1.5
 #: Rollouts that are remembered when no graph has them any more, by a router and in the shared state.
 MAX_KEPT = 100
 
 _log = get_logger("weft.router.rollouts")
 
 
-def place_of(where: str, repository: Path, state_dir: Path | None) -> str:
-    """The value of ``--rollouts``, or what it means if it is not given.
-
-    That is the folder ``.weft/rollouts`` of the repository if it can be written, else one in ``state_dir``, else "off".
-    """
-    if where:
-        return where
-    if os.access(repository, os.W_OK):
-        return str(repository / ".weft" / "rollouts")
-    if state_dir is not None:
-        return str(state_dir / "rollouts")
-    _log.info("%s cannot be written: rollouts are forgotten at the end, unless --rollouts says where", repository)
-    return "off"
-
-
 def shared_state(place: str) -> SharedState:
     """What a folder, ``LEASE``, or "off", a temporary folder of this process, has."""
-    host = re.sub("[^a-z0-9-]", "-", socket.gethostname().lower())[:40].strip("-") or "router"
-    member = f"{host}-{uuid4().hex[:8]}"
+    member = f"{re.sub('[^a-z0-9]+', '-', socket.gethostname().lower())[:40]}-{uuid4().hex[:8]}"
     if found := LEASE.fullmatch(place):
-        return LeaseState(KubernetesApi(found[3] or ""), found[1], found[2], member)
+        return LeaseState(found[1], found[2], member, url=found[3] or "")
     return FolderState(None if place == "off" else Path(place), member)
-
-
-class KnownRollout(NamedTuple):
-    """A rollout with the counts of the whole group, those of the candidate and of the baseline.
-
-    Attributes:
-        verdict: Of its state, or what it waits for by these counts.
-    """
-
-    rollout: Rollout
-    counts: Sequence[ArmCounts]
-    verdict: str
-    owner: str
 
 
 class RolloutMember:
@@ -71,20 +42,18 @@ class RolloutMember:
 
     Args:
         clock_ns: Unix time.
+
+    Attributes:
+        rollouts: By key: those of the loaded graphs, and the latest before, so that a reload continues their counts.
     """
 
     def __init__(self, store: RolloutStore, shared: SharedState, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._store, self._shared, self._clock_ns = store, shared, clock_ns
         self._lock = asyncio.Lock()
-        self._known: dict[str, Rollout] = {}  # referenced, so that a reload continues their counts
-        self._decided: set[str] = set()  # of the last edit
+        self.rollouts: dict[str, Rollout] = {}
+        self._decided: list[str] = []  # in the last edit
         self._failure = ""
         self._following: asyncio.Task[None] | None = None
-
-    @property
-    def rollouts(self) -> list[Rollout]:
-        """Those of the loaded graphs, and the latest that were before them; for any thread."""
-        return list(self._known.values())
 
     async def start(self) -> None:
         """Read the shared state, before graphs load, and follow it from now on."""
@@ -100,29 +69,24 @@ class RolloutMember:
         await self._try_to_look()
         await asyncio.to_thread(self._shared.close)
 
-    async def look(self, *rollouts: Rollout, action: str = "", who: str = "") -> list[KnownRollout]:
+    async def look(self, *rollouts: Rollout, action: str = "", who: str = "") -> Document:
         """Tell counts, decide if this member is the owner, follow; or do an action of a client, as ``apply`` does.
 
-        Returns how ``rollouts`` stand; an action is for the first. Raises InvalidArgumentError or UnavailableError.
+        Returns the document, which has ``rollouts``; an action is for the first of them. Raises InvalidArgumentError or
+        UnavailableError.
         """
         async with self._lock:
-            self._known |= {one.key: one for one in (*self._store, *rollouts)}
-            for key in list(self._known)[:-MAX_KEPT]:
-                del self._known[key]
-            own = {key: _entry(one) for key, one in self._known.items()}
+            self.rollouts |= {one.key: one for one in (*self._store, *rollouts)}
+            for key in list(self.rollouts)[:-MAX_KEPT]:
+                del self.rollouts[key]
+            own = {key: _entry(one) for key, one in self.rollouts.items()}
             edit = partial(self._edit, own, rollouts[0].key if action else "", action, who)
             try:
                 document = await asyncio.to_thread(self._shared.change, edit)
             except OSError as error:
                 raise UnavailableError(f"the shared state of rollouts fails, try again: {error}") from error
             self._take(document)
-        found = []
-        for one in rollouts:
-            arms = _sums(one.key, document)
-            after = advance(one.plan, one.state, *arms, self._clock_ns())
-            verdict = (one.state if after.revision > one.state.revision else after).verdict
-            found.append(KnownRollout(one, arms, verdict, document.owner))
-        return found
+            return document
 
     async def _follow(self) -> None:
         while True:
@@ -142,62 +106,59 @@ class RolloutMember:
 
     def _edit(self, own: Mapping[str, Json], key: str, action: str, who: str, document: Document) -> bool:
         """Put what this member knows into the document, then act or decide; runs on a thread, maybe again."""
-        before, now = document.text, self._clock_ns()
-        self._decided = set()
-        rollouts = document.rollouts
+        before, now, rollouts = document.text, self._clock_ns(), document.rollouts
+        self._decided = []
         for name, entry in own.items():
             if name not in rollouts or rollouts[name]["state"]["revision"] < entry["state"]["revision"]:
                 rollouts[name] = {**entry, "counts": []}  # it is new, or the document was lost
                 rollouts[name]["state"]["changed_unix_ns"] = entry["state"]["changed_unix_ns"] or now
         document.counts[self._shared.member] = {name: entry["counts"] for name, entry in own.items()}
+        is_alone = len(document.counts) == 1
         for name, entry in rollouts.items():
+            plan, state, (candidate, baseline) = plan_of(entry), state_of(entry), sums_of(name, document)
+            after = state
             if name == key:
-                do = partial(apply, action, who=who)
-            elif _is_open(entry) and document.owner == self._shared.member:
-                do = advance
-            else:
-                continue
-            state, arms = RolloutState.from_json(entry["state"]), _sums(name, document)
-            after = do(plan_of(entry), state, *arms, now)
+                after = apply(action, plan, state, candidate, baseline, now, who)
+            elif document.owner == self._shared.member:
+                after = advance(plan, state, candidate, baseline, now)
             if after.revision != state.revision:
-                entry |= {"state": after.to_json(), "counts": [arm.to_json() for arm in arms]}
-                self._decided.add(name)
-        by_age = sorted(rollouts, key=lambda name: rollouts[name]["state"]["changed_unix_ns"])
-        for name in by_age[:-MAX_KEPT]:
+                entry["state"], entry["counts"] = after.to_json(), [candidate.to_json(), baseline.to_json()]
+                entry["from_unix_ns"] = now + int(_SETTLED * self._shared.period_s * 1e9) * (not is_alone)
+                self._decided.append(name)
+        for name in sorted(rollouts, key=lambda name: rollouts[name]["state"]["changed_unix_ns"])[:-MAX_KEPT]:
             del rollouts[name]
         for member, told in list(document.counts.items()):
-            document.counts[member] = {name: one for name, one in told.items() if _is_open(rollouts.get(name))}
+            document.counts[member] = {name: one for name, one in told.items() if is_open(rollouts.get(name))}
             if not document.counts[member]:
                 del document.counts[member]
         return document.text != before
 
     def _take(self, document: Document) -> None:
+        loop = asyncio.get_running_loop()
         for key, entry in document.rollouts.items():
-            state = self._store.states[key] = RolloutState.from_json(entry["state"])
-            if key in self._known:
-                self._known[key].follow(state)
-            if key in self._decided:
-                log = _log.info if state.phase in (RUNNING, PROMOTED) else _log.warning
-                names = (entry["plan"]["candidate"], entry["graph"], entry["node"], state.revision, state.phase)
-                log("rollout of '%s' in graph '%s', node '%s', revision %d, %s: %s", *names, state.verdict)
+            state = self._store.states[key] = state_of(entry)
+            if (rollout := self.rollouts.get(key)) is not None:
+                wait_s = (entry["from_unix_ns"] - self._clock_ns()) / 1e9
+                if wait_s <= 0:
+                    rollout.follow(state)
+                else:  # with the others, so that a user does not move back and forth between them
+                    loop.call_later(min(wait_s, 2 * self._shared.period_s), rollout.follow, state)
+        for entry in map(document.rollouts.get, self._decided):
+            state = state_of(entry)
+            log = _log.info if state.phase in (RUNNING, PROMOTED) else _log.warning
+            names = (entry["plan"]["candidate"], entry["graph"], entry["node"], state.revision, state.phase)
+            log("rollout of '%s' in graph '%s', node '%s', revision %d, %s: %s", *names, state.verdict)
 
 
 def _entry(one: Rollout) -> Json:
-    return {
-        "graph": one.graph,
-        "node": one.node,
-        "plan": asdict(one.plan),
-        "state": one.state.to_json(),
-        "counts": [one.candidate.to_json(), one.baseline.to_json()],
-    }
+    counts = [one.candidate.to_json(), one.baseline.to_json()]
+    entry = {"graph": one.graph, "node": one.node, "plan": asdict(one.plan), "state": one.state.to_json()}
+    return {**entry, "counts": counts, "from_unix_ns": 0}
 
 
-def _is_open(entry: Json) -> bool:
-    return entry is not None and entry["state"]["phase"] in (RUNNING, PAUSED)
-
-
-def _sums(key: str, document: Document) -> list[ArmCounts]:
+def sums_of(key: str, document: Document) -> tuple[ArmCounts, ArmCounts]:
     """Counts of both sides over all members; of a rollout that is over, those that it ended with."""
     entry = document.rollouts[key]
-    told = [one[key] for one in document.counts.values() if key in one] if _is_open(entry) else [entry["counts"]]
-    return [sum((ArmCounts.from_json(arms[side]) for arms in told if arms), ArmCounts()) for side in (0, 1)]
+    told = [one[key] for one in document.counts.values() if key in one] if is_open(entry) else [entry["counts"]]
+    sides = [sum((ArmCounts.from_json(arms[side]) for arms in told if arms), ArmCounts()) for side in (0, 1)]
+    return sides[0], sides[1]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from weft.language.rollouts import RolloutPlan
-from weft.router.rollouts.machine import RolloutState
+from weft.router.rollouts.machine import PAUSED, RUNNING, RolloutState
 
 Json = Any
 _FORMAT = 1
@@ -17,9 +17,10 @@ class Document:
     """The shared state.
 
     Attributes:
-        rollouts: By ``Rollout.key``: graph, node, plan, state, and the counts of both sides at the last decision.
+        rollouts: By ``Rollout.key``: graph, node, plan, state, the counts of both sides at the last decision, and when
+            it is followed.
         counts: Of rollouts that are not over, by member, then key; they stay when the member ends.
-        owner: Name of the member that decides; "" if none does.
+        owner: Name of the member that decides.
     """
 
     rollouts: dict[str, Json] = field(default_factory=dict)
@@ -38,24 +39,31 @@ class Document:
             content = json.loads(text)
             if content["format"] != _FORMAT:
                 raise ValueError(f"its format is {content['format']!r}, not {_FORMAT}")
-            found = cls(content["rollouts"], content["counts"])
-            for entry in found.rollouts.values():
-                RolloutState.from_json(entry["state"])
-                plan_of(entry)
-                entry["graph"], entry["node"], entry["counts"]
+            for entry in content["rollouts"].values():
+                plan_of(entry), state_of(entry), entry["from_unix_ns"]
+            return cls(content["rollouts"], content["counts"])
         except (AttributeError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"it is not what a router writes: {error!r}") from error
-        return found
+            raise ValueError(f"no router wrote it: {error!r}") from error
 
 
 def plan_of(entry: Json) -> RolloutPlan:
     """The plan in an entry of ``rollouts``."""
-    sequences = {name: tuple(entry["plan"][name]) for name in ("weights", "shares")}
-    return RolloutPlan(**{**entry["plan"], **sequences})
+    plan = entry["plan"]
+    return RolloutPlan(**plan | {name: tuple(plan[name]) for name in ("weights", "shares")})
+
+
+def state_of(entry: Json) -> RolloutState:
+    """The state in an entry of ``rollouts``."""
+    return RolloutState.from_json(entry["state"])
+
+
+def is_open(entry: Json) -> bool:
+    """Whether an entry is of a rollout that is not over."""
+    return entry is not None and entry["state"]["phase"] in (RUNNING, PAUSED)
 
 
 class SharedState(Protocol):
-    """Where a group keeps it. The methods block, so a thread calls them, and raise OSError.
+    """Where a group keeps it; the methods block, and raise OSError.
 
     Attributes:
         member: Name of this process in the group.
@@ -66,7 +74,7 @@ class SharedState(Protocol):
     period_s: float
 
     def change(self, edit: Callable[[Document], bool]) -> Document:
-        """Let ``edit`` change the document, and keep it if that returns True; a newer one may have it run again.
+        """Let ``edit`` change the document, and keep it if that returns True; it may run again, on a newer one.
 
         This member becomes the owner if there is none.
         """

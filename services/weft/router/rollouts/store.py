@@ -64,8 +64,8 @@ class RolloutStore:
         found = self._rollouts.get(key)
         if found is None:
             found = self._rollouts[key] = Rollout(graph, node, plan)
-            if (state := self.states.get(found.key)) is not None:
-                found.follow(state)
+        found.plan = plan  # the other steps may have new weights
+        found.follow(self.states.get(found.key, found.state))
         return found
 
     def __iter__(self) -> Iterator[Rollout]:

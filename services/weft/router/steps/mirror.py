@@ -1,14 +1,15 @@
 """Compares the answers of a shadow with those of its node, when both are there."""
 
 import asyncio
+from typing import cast
 
 import numpy as np
 
 from weft.base.errors import WeftError
 from weft.base.tensors import WireTensor, decode
-from weft.language.plan import ComparePlan, NodePlan, StepPlan
+from weft.language.plan import NodePlan, ShadowPlan, StepPlan
 from weft.router.reporting.counters import StepCounters
-from weft.router.rollouts.store import Rollout
+from weft.router.runtime import Runtime
 from weft.router.steps.run import Run
 
 #: Tensors of more bytes are compared on another thread.
@@ -18,22 +19,21 @@ _MAX_BYTES_ON_LOOP = 1 << 18
 class Mirror:
     """Counts, by tensor, how often a shadow agrees with its node.
 
-    Args:
-        rollout: Of the node; its candidate's agreement counts where the candidate gave one of the answers, as the
-            node's step or as the shadow, and another step the other one.
+    In a rollout the agreement counts for the candidate where it gave one of the two answers, as the step that the
+    splitter chose or as the shadow.
     """
 
-    def __init__(
-        self, plan: ComparePlan, step: StepPlan, node: NodePlan, counters: StepCounters, rollout: Rollout | None
-    ) -> None:
-        self._plan = plan
+    def __init__(self, step: StepPlan, node: NodePlan, graph: str, runtime: Runtime, counters: StepCounters) -> None:
+        self._shadow = shadow = cast("ShadowPlan", step.shadow)
         self._path = step.path
         self._counters = counters
-        self._rollout = rollout
-        self._slots = [(name, slot) for name, slot in node.outputs if name in plan.outputs]
+        self._slots = [(name, slot) for name, slot in node.outputs if name in shadow.compared]
         self.captures = {step.path: tuple(name for name, _ in self._slots)}
-        candidate = None if rollout is None else node.steps[rollout.plan.index].action
-        self._is_candidate = getattr(candidate, "name", candidate) == getattr(step.action, "name", step.action)
+        self._rollout, self._is_candidate = None, False
+        if (plan := node.rollout) is not None:
+            self._rollout = runtime.rollouts.register(graph, node.path, plan)
+            mine, theirs = step.action, node.steps[plan.index].action
+            self._is_candidate = getattr(mine, "name", mine) == getattr(theirs, "name", theirs)
 
     async def compare(self, copy: Run, run: Run, over: asyncio.Event) -> None:
         """Compare what the copy captured with the node's outputs, in the frame of ``run`` when the request is over."""
@@ -47,9 +47,9 @@ class Mirror:
         all_agree = bool(pairs)
         for name, mine, theirs in pairs:
             if len(theirs.data) > _MAX_BYTES_ON_LOOP:
-                does = await asyncio.to_thread(agrees, mine, theirs, self._plan)
+                does = await asyncio.to_thread(agrees, mine, theirs, self._shadow)
             else:
-                does = agrees(mine, theirs, self._plan)
+                does = agrees(mine, theirs, self._shadow)
             self._counters.compared[name, does] += 1
             all_agree = all_agree and does
         rollout, answered = self._rollout, run.record.steps[-1:]
@@ -60,7 +60,7 @@ class Mirror:
             rollout.candidate.num_agreed += all_agree
 
 
-def agrees(mine: WireTensor, theirs: WireTensor, plan: ComparePlan) -> bool:
+def agrees(mine: WireTensor, theirs: WireTensor, plan: ShadowPlan) -> bool:
     """Whether a shadow's tensor agrees with the node's."""
     if mine == theirs:
         return True

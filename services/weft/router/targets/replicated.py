@@ -150,11 +150,6 @@ class ReplicatedTarget(Target):
         """Whether a replica is ejected now."""
         return replica.record.until_ns > self._clock_ns()
 
-    def state_of(self, replica: Replica) -> str:
-        """A name of ``Health``, or "ejected" or "leaving"."""
-        state = "ejected" if self.is_ejected(replica) else replica.health.value
-        return "leaving" if replica.is_leaving else state
-
     @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """Like ``Target.infer``.

@@ -105,6 +105,7 @@ class ModelRow:
         num_inflight: Requests in flight, of all priorities; None if not counted.
         p50_ms, p99_ms: From arrival to answer; None if nothing was answered.
         queue_p99_ms: Time in the queue.
+        batch_rows: Mean rows of an execution; None if there was none.
     """
 
     service: str
@@ -120,6 +121,7 @@ class ModelRow:
     p99_ms: float | None
     queue_p99_ms: float | None
     is_degraded: bool = False
+    batch_rows: float | None = None
 
 
 class RankRow(NamedTuple):
@@ -244,12 +246,14 @@ def _model_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[
     for model, version, priority in keys:
         labels = {"model": model, "version": version}
         at_level = {**labels, "priority": priority}
+        num_batches = _delta(old, new, "nv_inference_exec_count", **labels)
         latency = _deltas(old.values(_LATENCY, **at_level), new.values(_LATENCY, **at_level))
         p50_ms, p99_ms = quantiles_ms(latency, (0.5, 0.99))
         waited = _deltas(old.values(_QUEUE, **at_level), new.values(_QUEUE, **at_level))
         is_graph = is_router and model in graphs
         has_inflight = is_graph and any(new.values("weft_admission_inflight", graph=model))
-        if priority and any(new.values("weft_queue_size", **labels)):
+        has_queue = any(new.values("weft_queue_size", **labels))
+        if priority and has_queue:
             queue_size = new.value("weft_queue_size", **at_level)
         else:
             queue_size = new.value("nv_inference_pending_request_count", **labels)
@@ -261,12 +265,13 @@ def _model_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[
             priority,
             latency.get(float("inf"), 0.0) / seconds,
             _delta(old, new, "nv_inference_request_failure", **labels) / seconds,
-            None if is_router else int(queue_size),
+            None if is_router and not has_queue else int(queue_size),
             int(new.value("weft_admission_inflight", graph=model)) if has_inflight else None,
             p50_ms,
             p99_ms,
-            None if is_router else quantiles_ms(waited, (0.99,))[0],
+            None if is_router and not has_queue else quantiles_ms(waited, (0.99,))[0],
             is_graph and bool(new.value("weft_graph_degraded", graph=model, version=version)),
+            _delta(old, new, "nv_inference_count", **labels) / num_batches if num_batches else None,
         )
 
 

@@ -22,6 +22,8 @@ LEASE = "kv_lease"
 HANDOVER = "kv_handover"
 #: Request parameter: ``signed_source``. Of a question for blocks: the value of ``HANDOVER``.
 SOURCE = "kv_source"
+#: Said by routers alone; from a client they have no effect.
+OF_ROUTERS = frozenset({LEASE, SOURCE})
 
 
 def signed_source(key: str, address: str, source: str) -> str:
