@@ -2,14 +2,12 @@
 
 import asyncio
 import itertools
-import os
 import random
 import re
 import shlex
-import signal
 import subprocess
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 from tests.guide import steps_of
 from tests.integration.group import workers_of
-from tests.processes import kill_and_wait, running
+from tests.processes import Running, kill_and_wait, running
 
 from weft.base.core import InferCall
 from weft.base.errors import WeftError
@@ -34,7 +32,6 @@ NUM_USERS = 200
 #: Requests in flight at once, each of a user of its own.
 NUM_CLIENTS = 40
 WAIT_S = 100.0
-#: A thread that does not serve could keep the machine from the mesh, which shares it with others.
 CALL_S = 60.0
 EXPLICIT = ("--model-control-mode", "explicit", "--load-model", "*")
 LONG = pytest.mark.long
@@ -123,6 +120,11 @@ class Traffic:
             return
         self.lost.append(f"user {user}: {faults}")
 
+    def taken(self) -> dict[int, list[str]]:
+        """The steps of each user since the last call, and that before them."""
+        found, self.steps = self.steps, defaultdict(list, {user: steps[-1:] for user, steps in self.steps.items()})
+        return found
+
 
 async def status(router: str) -> pb.RolloutStatus:
     async with V2Client(router) as client:
@@ -194,37 +196,53 @@ async def test_ci_tells_what_a_change_does(
 @pytest.mark.parametrize("is_long", [False, pytest.param(True, marks=LONG)])
 async def test_a_bad_candidate_is_rolled_back_and_a_good_one_gets_everyone(repository: Path, is_long: bool) -> None:
     """Through kills and reloads no request is lost, and users move once to a candidate, and back at its rollback."""
-    if not is_long:  # a clearer fault needs fewer requests
-        edit(repository / "model/score/2/model.py", "{7, 8, 9}", "{7, 8, 9, 10, 11, 12, 13, 14}")
+    if not is_long:  # a clearer fault, 15 % for 3 %, needs fewer requests
+        edit(repository / "model/score/2/model.py", "{7, 8, 9}", "set(range(15))")
         edit(repository.parent / "change.pbtxt", "1200", "300")
     with ExitStack() as stack:
-        arguments = (*EXPLICIT, "--router-workers", "2")
-        mesh = stack.enter_context(running_mesh(repository, arguments, log=subprocess.DEVNULL))
-        command = (
-            "weft.services.router", "--repository", str(repository / "graphs"), "--target",
-            f"model={mesh['model'].grpc}", *EXPLICIT,
-        )  # fmt: skip
-        other = stack.enter_context(running(*command, log=subprocess.DEVNULL))
-        first = mesh["router"].grpc
-        traffic = Traffic([first, other.grpc])
+        up = (*EXPLICIT, "--router-workers", "2")
+        mesh = stack.enter_context(running_mesh(repository, up, log=subprocess.DEVNULL))
+        router = ("--repository", str(repository / "graphs"), "--target", f"model={mesh['model'].grpc}", *EXPLICIT)
+
+        def another() -> Running:
+            return stack.enter_context(running("weft.services.router", *router, log=subprocess.DEVNULL))
+
+        first, second = mesh["router"].grpc, another()
+        traffic = Traffic([first, second.grpc])
         async with traffic.flowing():
             change(repository, 2)
-            await load(first, other.grpc)
+            await load(first, second.grpc)
             await until(lambda now: now.candidate_arm.num_requests > 50, first)
             kill_and_wait(workers_of(mesh["router"].pid)[1])
-            await load(other.grpc)
+            await load(second.grpc)
             bad = await until(lambda now: now.phase == now.ROLLED_BACK, first)
-            await until(lambda now: now.phase == now.ROLLED_BACK, other.grpc)
+            await until(lambda now: now.phase == now.ROLLED_BACK, second.grpc)
+            of_bad = traffic.taken()
             change(repository, 3)
-            mark = {user: len(steps) for user, steps in traffic.steps.items()}
-            await load(first, other.grpc)
-            await until(lambda now: now.candidate == "v3" and now.step == 1, first)
-            other.kill()
-            traffic.routers[1] = first
-            new = stack.enter_context(await asyncio.to_thread(running(*command, log=subprocess.DEVNULL).__enter__))
-            del new
+            await load(first, second.grpc)
+            await until(lambda now: now.step == 1, first)
+            second.kill()
+            traffic.routers[1] = (await asyncio.to_thread(another)).grpc
+            await load(first)
+            good = await until(lambda now: now.phase == now.PROMOTED, first)
+            await until(lambda now: now.phase == now.PROMOTED, traffic.routers[1])
+            of_good = traffic.taken()
+            async with asyncio.timeout(WAIT_S):
+                while not all(len(traffic.steps[user]) > 1 for user in range(NUM_USERS)):
+                    await asyncio.sleep(0.1)
     assert [] == traffic.lost
-    del bad, mark
+    assert "rolled back at" in bad.verdict
+    assert "max_error_rate is 0.01: errors" in bad.verdict
+    assert bad.candidate_arm.num_requests <= (4_500 if is_long else 1_000)
+    assert (100.0, "v3") == (good.percent, good.candidate)
+    backwards = [
+        order(steps) for steps in of_bad.values() if order(steps) not in (["v1"], ["v1", "v2"], ["v1", "v2", "v1"])
+    ]
+    assert [] == backwards
+    assert any("v2" in steps for steps in of_bad.values())
+    forwards = [order(steps) for steps in of_good.values() if order(steps) not in (["v1"], ["v1", "v3"], ["v3"])]
+    assert [] == forwards
+    assert {"v3"} == {steps[-1] for steps in traffic.steps.values()}
 
 
 def edit(path: Path, old: str, new: str) -> None:
