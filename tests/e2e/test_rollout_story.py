@@ -1,4 +1,4 @@
-"""The story of docs/rollouts.md: recorded traffic, CI on a change, a bad candidate rolled back and a good one promoted."""
+"""The story of docs/rollouts.md: recorded traffic, CI on a change, a candidate rolled back and one promoted."""
 
 import asyncio
 import itertools
@@ -149,9 +149,9 @@ async def load(*routers: str) -> None:
             await client.call("RepositoryModelLoad", v2.RepositoryModelLoadRequest(model_name="rank"), timeout_s=CALL_S)
 
 
-def order(steps: list[str]) -> list[str]:
+def order(steps: list[str]) -> str:
     """Each step once for each time that the user came to it."""
-    return [step for step, _ in itertools.groupby(steps)]
+    return " ".join(step for step, _ in itertools.groupby(steps))
 
 
 @pytest.mark.parametrize("num", [1_000, pytest.param(20_000, marks=LONG)])
@@ -198,9 +198,9 @@ async def test_ci_tells_what_a_change_does(
 @pytest.mark.parametrize("is_long", [False, pytest.param(True, marks=LONG)])
 async def test_a_bad_candidate_is_rolled_back_and_a_good_one_gets_everyone(repository: Path, is_long: bool) -> None:
     """Through kills and reloads no request is lost, and users move once to a candidate, and back at its rollback."""
-    if not is_long:  # a clearer fault, 6 % for 3 %, needs fewer requests
-        edit(repository / "model/score/2/model.py", "{7, 8, 9}", "{7, 8, 9, 10, 11, 12}")
-        edit(repository.parent / "change.pbtxt", "1200", "300")
+    if not is_long:  # a clearer fault, 9 % for 3 %, needs fewer requests
+        edit(repository / "model/score/2/model.py", "{7, 8, 9}", "set(range(7, 16))")
+        edit(repository.parent / "change.pbtxt", "1200", "150")
     with ExitStack() as stack:
         up = (*EXPLICIT, "--router-workers", "2")
         mesh = stack.enter_context(running_mesh(repository, up, log=subprocess.DEVNULL))
@@ -233,15 +233,11 @@ async def test_a_bad_candidate_is_rolled_back_and_a_good_one_gets_everyone(repos
     assert [] == traffic.lost
     assert "rolled back at" in bad.verdict
     assert "max_error_rate is 0.01: errors" in bad.verdict
-    assert bad.candidate_arm.num_requests <= (4_500 if is_long else 1_000)
+    assert bad.candidate_arm.num_requests <= (4_500 if is_long else 500)
     assert (100.0, "v3") == (good.percent, good.candidate)
-    backwards = [
-        order(steps) for steps in of_bad.values() if order(steps) not in (["v1"], ["v1", "v2"], ["v1", "v2", "v1"])
-    ]
-    assert [] == backwards
+    assert set() == {order(steps) for steps in of_bad.values()} - {"v1", "v1 v2", "v1 v2 v1", "v2", "v2 v1"}
     assert any("v2" in steps for steps in of_bad.values())
-    forwards = [order(steps) for steps in of_good.values() if order(steps) not in (["v1"], ["v1", "v3"], ["v3"])]
-    assert [] == forwards
+    assert set() == {order(steps) for steps in of_good.values()} - {"v1", "v1 v3", "v3"}
     assert {"v3"} == {steps[-1] for steps in traffic.steps.values()}
 
 
