@@ -1,8 +1,8 @@
 """``python -m benchmarks.recording``: what recording 5 % of the requests costs a router.
 
-A router of its own process serves a graph of one step over a model in Python, of rows of some floats. Rounds without and
-with a recording take turns; the figures are means of the CPU time for 1,000 requests, and their ratio. 0 % is a pair
-without a recording in either: what the noise of the machine is.
+A router of its own process serves a graph of one step over a model in Python, of rows of some floats. Rounds without
+and with a recording take turns; the figures are means of the CPU time for 1,000 requests, and their ratio. 0 % is a
+pair without a recording in either: what the noise of the machine is.
 """
 
 import argparse
@@ -72,7 +72,8 @@ async def _rows(address: str, pids: dict[str, int], options: argparse.Namespace)
     rows = []
     async with V2Client(address) as client:
         for num_floats in options.floats:
-            call = InferCall("pipe", "", "", {}, {"X": encode(np.random.default_rng(1).random((1, num_floats), np.float32))})
+            row = np.random.default_rng(1).random((1, num_floats), np.float32)
+            call = InferCall("pipe", "", "", {}, {"X": encode(row)})
             await _cpu_ms(client, call, pids, options.requests)
             for percent in options.percent:
                 pairs = []

@@ -236,7 +236,7 @@ class LoadedGraph:
         """All responses to a call of a model that the graph reaches, in a ``with`` block."""
 
         async def asking() -> list[InferResult]:
-            return [result async for result in self._target.stream_infer(call, context)]
+            return [result async for result in self.target.stream_infer(call, context)]
 
         return self._result(asking())
 

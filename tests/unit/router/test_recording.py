@@ -60,7 +60,9 @@ class Served:
         return "OK"
 
     async def record(self, action: str, graph: str = "pipe", **more: Any) -> pb.RecordingStatus:
-        response = await self.stub.Recording(pb.RecordingRequest(action=action, graph=graph, **more))
+        response = await self.stub.Recording(
+            pb.RecordingRequest(action=pb.RecordingRequest.Action.Value(action), graph=graph, **more)
+        )
         return response.recording[0] if response.recording else pb.RecordingStatus()
 
     async def refusal(self, action: str = "START", **more: Any) -> tuple[str, str]:
@@ -198,7 +200,8 @@ async def test_names_are_left_out_or_hashed(tmp_path: Path) -> None:
             assert ("BYTES", (1,)) == calls[0].inputs["WHO"][:2] == calls[0].inputs["IN"][:2]
             assert ["IN", "WHO", "note"] == [*records[0].withheld]
             assert ["x-user"] == [name for name in records[0].header if name.startswith("x-")]
-            assert {} == results_of_record(records[0])[0].outputs == calls[0].parameters
+            assert not results_of_record(records[0])[0].outputs
+            assert not calls[0].parameters
             found.append(calls[0].inputs["WHO"].data)
         assert found[0] != found[1]
 

@@ -143,7 +143,7 @@ class RolloutMember:
                     rollout.follow(state)
                 else:  # with the others, so that a user does not move back and forth between them
                     loop.call_later(min(wait_s, 2 * self._shared.period_s), rollout.follow, state)
-        for entry in map(document.rollouts.get, self._decided):
+        for entry in map(document.rollouts.__getitem__, self._decided):
             state = state_of(entry)
             log = _log.info if state.phase in (RUNNING, PROMOTED) else _log.warning
             names = (entry["plan"]["candidate"], entry["graph"], entry["node"], state.revision, state.phase)
