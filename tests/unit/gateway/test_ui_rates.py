@@ -25,7 +25,7 @@ def test_counts_of_all_processes_are_rates() -> None:
     (row,) = tick["looked_at"]
     assert (10.0, 100.0, 3) == (row["rate"], row["mean_ms"], row["inflight"])
     a = row["steps"]["root[a]"]
-    assert (10.0, 1.0, 2.0, {"UNAVAILABLE": 1.0}) == (a["rate"], a["errors"], a["skipped"], a["failures"])
+    assert (11.0, 1.0, 2.0, {"UNAVAILABLE": 1.0}) == (a["rate"], a["errors"], a["skipped"], a["failures"])
     assert {"fallbacks": 1.0} == a["events"]
     assert (0.75, 0.99) == (a["p50_ms"], round(a["p99_ms"], 2))
     assert {"rate": 10.0, "errors": 0.0, "inflight": 3, "mean_ms": 100.0} == tick["total"]

@@ -63,11 +63,12 @@ def tick_of(old: Sample, new: Sample, looked_at: Collection[str]) -> Json:
 
 
 def _row(delta: pb.Observed, seconds: float) -> Json:
+    num_failed = sum(delta.failure.values())
     return {
         "name": delta.graph,
         "version": delta.version,
-        "rate": round(delta.num_ok / seconds, 2),
-        "errors": round(sum(delta.failure.values()) / seconds, 2),
+        "rate": round((delta.num_ok + num_failed) / seconds, 2),
+        "errors": round(num_failed / seconds, 2),
         "mean_ms": round(delta.total_ns / delta.num_ok / 1e6, 2) if delta.num_ok else None,
         "inflight": delta.num_inflight,
     }
@@ -75,11 +76,12 @@ def _row(delta: pb.Observed, seconds: float) -> Json:
 
 def _details(delta: pb.Observed, seconds: float) -> Json:
     failures = {name: round(count / seconds, 2) for name, count in delta.failure.items() if count}
+    skipped = failures.pop("SKIPPED", 0.0)
     cumulative = dict(zip((*LATENCY_BUCKETS_S, math.inf), accumulate(delta.bucket), strict=False))
     p50_ms, p99_ms = (value and round(value, 2) for value in quantiles_ms(cumulative, (0.5, 0.99)))
     return {
-        "rate": round(delta.num_ok / seconds, 2),
-        "skipped": failures.pop("SKIPPED", 0.0),
+        "rate": round(delta.num_ok / seconds + sum(failures.values()), 2),
+        "skipped": skipped,
         "errors": round(sum(failures.values()), 2),
         "failures": failures,
         "events": {name: round(count / seconds, 2) for name, count in delta.event.items() if count},
