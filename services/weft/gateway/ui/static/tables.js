@@ -11,10 +11,10 @@ export async function requests(main, [key], signal) {
   const all = await read("ui/api/requests", { signal });
   const [hold, which] = [h("input", { type: "checkbox" }), h("select", { "aria-label": "Which requests", onchange: () => fill() },
     Object.keys(all).map((name) => h("option", {}, name)))];
-  const rows = grid("Requests", { status: pill, request: (line) =>
-    h("a", { href: `#/requests/${encode(line.key)}`, "aria-current": String(line.key === key) }, line.request_id || "(no id)") });
-  const fill = () => rows.fill(all[which.value].map((line) => ({ at: clock(line.unix_ms), ms: line.ms, status: line.status,
-    graph: `${line.graph}/${line.version}`, request: line, path: line.error || line.path })));
+  const rows = grid("Requests", { status: pill, at: (line) =>
+    h("a", { href: `#/requests/${encode(line.key)}`, "aria-current": String(line.key === key) }, clock(line.unix_ms)) });
+  const fill = () => rows.fill(all[which.value].map((line) => ({ at: line, ms: line.ms, status: line.status,
+    graph: `${line.graph}/${line.version}`, request_id: line.request_id, path: line.error || line.path })));
   live.addEventListener("tick", ({ detail: { requests: more } }) => {
     all.recent = [...more.toReversed(), ...all.recent].slice(0, KEPT);
     if (!hold.checked && !rows.node.contains(document.activeElement) && !rows.node.matches(":hover")) fill();
@@ -60,7 +60,7 @@ export async function models(main, _, signal) {
     onclick: () => control({ action, name }, QUESTIONS[action] && [`${action} ${name}?`, QUESTIONS[action], action]) }, action)));
   const graphs = new Set(latest.state.index.filter((one) => one.is_graph).map((one) => one.name));
   const parts = [
-    ["Services", { error: null, is_up: (isUp, one) => pill(isUp ? "serving" : one.error || "down") }],
+    ["Services", { error: null, address: (url) => url.replace(/^https?:\/\/([^/]*).*/, "$1"), is_up: (isUp, one) => pill(isUp ? "serving" : one.error || "down") }],
     ["Models, by priority", { is_degraded: (isDegraded) => (isDegraded ? "▲ yes" : "no") }],
     ["Replicas", { state: pill }],
     ["Batches: rows, and how often", { executions: histogram }],

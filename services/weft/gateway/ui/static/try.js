@@ -144,7 +144,7 @@ function inputField({ name, data_type: type, dims: own, optional: isOptional }, 
   const size = dims.reduce((all, dim) => all * Math.max(dim, 1), 1);
   const isText = datatype === "BYTES";
   const isImage = (datatype === "FP32" || datatype === "UINT8") && own.length === 3 && [own[0], own[2]].some((dim) => dim === 1 || dim === 3);
-  const example = isText || isOptional ? "" : JSON.stringify(Array(Math.min(size, 64)).fill(0));
+  const example = isText || isOptional || size > 64 ? "" : JSON.stringify(Array(size).fill(0));
   const field = datatype === "BOOL" && size === 1 ? h("select", {}, ["", "true", "false"].map((value) => h("option", {}, value)))
     : h("textarea", { rows: 2, value: example, placeholder: isText ? "text" : "JSON" });
   if (name === "stream") field.value = "true"; // of language models: token by token
@@ -165,6 +165,7 @@ function inputField({ name, data_type: type, dims: own, optional: isOptional }, 
   }
   return { node: h("div.field", {}, h("label", {}, name, " ", h("small", {}, `${datatype} [${dims}]`), field), file), read, isOptional };
 }
+
 /** Pixels of a picture, channels first or last as `dims` has them; a side of any length is SIDE long. */
 async function pixels(file, dims, datatype) {
   const isFirst = dims[0] === 1 || dims[0] === 3;
@@ -209,7 +210,8 @@ function tritonclient({ name, inputs, parameters, headers }) {
   return ["import numpy as np", "import tritonclient.http as http", "from tritonclient.utils import triton_to_np_dtype", "", `client = http.InferenceServerClient("${new URL(address("")).host}")`,
     `inputs = [${inputs.map((one) => `http.InferInput(${python(one.name)}, ${python(one.shape)}, "${one.datatype}")`).join(", ")}]`,
     ...inputs.map((input, i) => `inputs[${i}].set_data_from_numpy(np.array(${values(input)}, triton_to_np_dtype("${input.datatype}")))`),
-    `print(client.infer(${python(name)}, inputs, parameters=${python(parameters)}, headers=${python(headers)}).get_response())`].join("\n");
+    `answer = client.infer(${python(name)}, inputs, parameters=${python(parameters)}, headers=${python(headers)})`,
+    'print({one["name"]: answer.as_numpy(one["name"]) for one in answer.get_response()["outputs"]})'].join("\n");
 }
 
 /** By name: the text for a request. */
