@@ -1,6 +1,5 @@
 // What every view is made of: elements and numbers; calls of the gateway with the key of this tab, and the stream of what
 // happens now. Texts become text nodes, so that nothing a model or a client says is ever markup.
-
 /** `h("p.note", { hidden: true }, "text", node)`; `onclick` is a listener; null and false are left out. */
 export function h(tag, props = {}, ...children) {
   const [name, ...classes] = tag.split(".");

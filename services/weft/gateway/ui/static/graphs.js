@@ -4,8 +4,6 @@ import { replicasOf } from "./tables.js";
 
 const FAILING = 0.01; // share of a step's runs
 const SLOW = { runs: 20, ms: 20, ofMedian: 3, ofGraph: 0.5 }; // of so many a p99 from there on, as many times the median, and that share of the graph's
-const [THIN_PX, THICK_PX] = [1.2, 5];
-const LEAST = 0.75; // a wide picture shrinks to that, then it scrolls
 const policy = globalThis.trustedTypes?.createPolicy("picture", { createHTML: (svg) => svg }); // the server escapes it
 const id = (graph) => `${graph.name}/${graph.version}`;
 const place = (graph) => `#/graphs/${encode(graph.name)}/${encode(graph.version)}`;
@@ -151,7 +149,7 @@ export class Picture {
     const parsed = new DOMParser().parseFromString(policy?.createHTML(svg) ?? svg, "image/svg+xml");
     this.node = document.importNode(parsed.documentElement, true);
     this.node.setAttribute("role", "group");
-    this.node.style.minWidth = `${LEAST * this.node.getAttribute("width")}px`;
+    this.node.style.minWidth = `${0.75 * this.node.getAttribute("width")}px`; // a wide one shrinks to that, then it scrolls
     const arrow = { markerUnits: "userSpaceOnUse", markerWidth: 12, markerHeight: 12 }; // of one size, however thick its edge is
     for (const [name, value] of Object.entries(arrow)) this.node.querySelector("marker").setAttribute(name, value);
     this.steps = new Map(steps.map((step) => [step.path, step]));
@@ -191,7 +189,7 @@ export class Picture {
     });
     for (const edge of this.edges) {
       const share = Math.min((graph.steps[edge.dataset.step]?.rate ?? 0) / Math.max(graph.rate, 0.001), 1);
-      edge.querySelector("path").style.strokeWidth = `${THIN_PX + (THICK_PX - THIN_PX) * Math.sqrt(share)}px`;
+      edge.querySelector("path").style.strokeWidth = `${1.2 + 3.8 * Math.sqrt(share)}px`;
     }
   }
 

@@ -1,9 +1,8 @@
 // Views of tables: the requests that were traced, models and machines, the gateway's OpenAPI document.
 import { address, bar, clock, control, encode, facts, folded, grid, h, histogram, latest, live, num, percent, pill, read, scrolled, track } from "./base.js";
 
-const KEPT = 200;
 const USUAL = ["path", "target", "model", "version", "start_ms", "ms", "status"];
-const EVERY_MS = 2000;
+const [KEPT, EVERY_MS] = [200, 2000];
 const QUESTIONS = { load: "", unload: "It answers no more requests until it is loaded again.", rollback: "What served before is served again." };
 
 /** The latest requests, the slowest, the failed; one of them with its waterfall. */
@@ -16,7 +15,7 @@ export async function requests(main, [key], signal) {
   const fill = () => rows.fill(all[which.value].map((line) => ({ at: line, ms: line.ms, status: line.status,
     graph: `${line.graph}/${line.version}`, request_id: line.request_id, path: line.error || line.path })));
   live.addEventListener("tick", ({ detail: { requests: more } }) => {
-    all.recent = [...more.toReversed(), ...all.recent].slice(0, KEPT);
+    all.recent = [...more.toReversed().filter((line) => all.recent.every((old) => old.key !== line.key)), ...all.recent].slice(0, KEPT);
     if (!hold.checked && !rows.node.contains(document.activeElement) && !rows.node.matches(":hover")) fill();
   }, { signal });
   fill();
@@ -43,7 +42,7 @@ export function waterfall(steps, total = 0) {
     const compute = step.compute_ms ?? step.ms - queue;
     const start = (step.start_ms + Math.max(step.ms - queue - compute, 0) / 2) / whole; // the way there and back
     const bars = track(bar(step.ms / whole, step.start_ms / whole, "way"), queue > 0 && bar(queue / whole, start, "queue"), step.model && bar(compute / whole, start + queue / whole));
-    const more = Object.entries(step).filter(([name]) => !USUAL.includes(name)).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
+    const more = Object.entries(step).filter(([name, value]) => !USUAL.includes(name) && value !== 1).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
     const name = h("th", { scope: "row", title: step.path }, label);
     name.style.paddingInlineStart = `${depth}rem`;
     return h("tr", {}, name, h("td.wide", {}, bars), h("td.n", {}, `${num(step.ms)} ms`),

@@ -28,7 +28,7 @@ function form(config, graph, result, choice, signal) {
 
   /** What the form says; raises an Error that names the field. */
   async function request() {
-    const parameters = { ...(value("parameters") && parsed(value("parameters"), "parameters")), graph_trace: true };
+    const parameters = { ...(value("parameters") && parsed(value("parameters"), "parameters")) };
     if (value("priority")) parameters.priority = Number(value("priority"));
     if (value("timeout_ms")) parameters.timeout = Math.round(Number(value("timeout_ms")) * 1000);
     const headers = Object.fromEntries(value("headers").split("\n").filter(Boolean).map((line) => line.split(/: *(.*)/s).slice(0, 2)));
@@ -53,7 +53,7 @@ function form(config, graph, result, choice, signal) {
       if (error.status) result.append(...h("div", {}, way(graph, await traceOf(graph, asked.id, own))).children);
     }
   };
-  const explain = async ({ fields, parameters: { graph_trace: _, priority = null, timeout, ...parameters }, headers }, tell) => {
+  const explain = async ({ fields, parameters: { priority = null, timeout, ...parameters }, headers }, tell) => {
     const body = { graph: config.name, version: "", inputs: fields, parameters, headers, priority, remaining_ms: timeout ? timeout / 1000 : null };
     tell(h("pre", {}, (await read("ui/api/explain", { body })).text));
   };
@@ -75,7 +75,7 @@ function form(config, graph, result, choice, signal) {
 
 async function once({ name, id, inputs, parameters, headers }, graph, tell, signal) {
   const tensors = inputs.map(({ raw, file, ...input }) => (raw ? { ...input, parameters: { binary_data_size: raw.size } } : input));
-  const json = new Blob([JSON.stringify({ id, inputs: tensors, parameters })]);
+  const json = new Blob([JSON.stringify({ id, inputs: tensors, parameters: { ...parameters, graph_trace: true } })]);
   const body = new Blob([json, ...inputs.map((input) => input.raw ?? "")], { type: "application/octet-stream" });
   const start = performance.now();
   const sent = { ...headers, "inference-header-content-length": json.size };
