@@ -36,20 +36,20 @@ async function one(key, signal) {
 export function waterfall(steps, total = 0) {
   const whole = Math.max(total, ...steps.map((step) => step.start_ms + step.ms), 0.001);
   const rows = steps.map((step) => {
-    const depth = step.path.split("/").length - 2;
     const label = step.fallback_of ? `or ${step.path.split(">").at(-1)}` : step.path.split("/").at(-1);
     const queue = step.queue_ms ?? 0;
     const compute = step.compute_ms ?? step.ms - queue;
     const start = (step.start_ms + Math.max(step.ms - queue - compute, 0) / 2) / whole; // the way there and back
     const bars = track(bar(step.ms / whole, step.start_ms / whole, "way"), queue > 0 && bar(queue / whole, start, "queue"), step.model && bar(compute / whole, start + queue / whole));
-    const more = Object.entries(step).filter(([name, value]) => !USUAL.includes(name) && value !== 1).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
+    const more = Object.entries(step).filter(([name, value]) => !USUAL.includes(name) && value !== 1).map(([name, value]) =>
+      `${name.replace("_ms", "").replaceAll("_", " ")} ${typeof value === "number" ? num(value) : value}`);
     const name = h("th", { scope: "row", title: step.path }, label);
-    name.style.paddingInlineStart = `${depth}rem`;
+    name.style.paddingInlineStart = `${step.path.split("/").length - 2}rem`;
     return h("tr", {}, name, h("td.wide", {}, bars), h("td.n", {}, `${num(step.ms)} ms`),
       h("td", {}, step.status !== "OK" && pill(step.status), step.model && ` ${step.model} v${step.version} on ${step.target} `,
         h("small", {}, more.join(" · "))));
   });
-  return scrolled("Waterfall", h("table", {}, h("caption", {}, `${num(whole)} ms; hatched: in the queue, pale: on the way`), h("tbody", {}, rows)));
+  return scrolled("Waterfall", h("table", {}, h("caption", {}, `${num(whole)} ms; pale: on the way, hatched: in the queue, full: computed; all in ms`), h("tbody", {}, rows)));
 }
 
 /** What is served, where, how full; load, unload and roll back where it is allowed. */
