@@ -212,7 +212,8 @@ function tritonclient({ name, inputs, parameters, headers }) {
   return ["import numpy as np", "import tritonclient.http as http", "from tritonclient.utils import triton_to_np_dtype", "", `client = http.InferenceServerClient("${new URL(address("")).host}")`,
     `inputs = [${inputs.map((one) => `http.InferInput(${python(one.name)}, ${python(one.shape)}, "${one.datatype}")`).join(", ")}]`,
     ...inputs.map((input, i) => `inputs[${i}].set_data_from_numpy(np.array(${values(input)}, triton_to_np_dtype("${input.datatype}")))`),
-    `print(client.infer(${python(name)}, inputs, parameters=${python(parameters)}, headers=${python(headers)}).get_response())`].join("\n");
+    `answer = client.infer(${python(name)}, inputs, parameters=${python(parameters)}, headers=${python(headers)})`,
+    'print({one["name"]: answer.as_numpy(one["name"]) for one in answer.get_response()["outputs"]})'].join("\n");
 }
 
 /** By name: the text for a request. */
