@@ -41,7 +41,7 @@ def page(graphs: Path) -> Iterator[tuple[GatewayProcess, Client]]:
     with (
         naming_service() as address,
         running_router(graphs, address, arguments) as router,
-        running_gateway(router.grpc, "--ui", "--ui-metrics", f"router=http://{router.metrics}/metrics") as gateway,
+        running_gateway(router.grpc, "--ui", "--metrics-from", f"router=http://{router.metrics}/metrics") as gateway,
         grpc.insecure_channel(router.grpc) as channel,
     ):
         yield gateway, Client(channel)
@@ -106,7 +106,6 @@ def test_a_graph_is_drawn_as_it_serves(page: tuple[GatewayProcess, Client]) -> N
     assert "style" not in shown["svg"]
     assert 'name: "branches"' in base64.b64decode(shown["files"][0]["text"]).decode()
     assert 404 == gateway.ask("GET", "/ui/api/graphs/nobody")[0]
-    assert 400 == gateway.ask("GET", "/ui/api/graphs/named?version=x")[0]
 
 
 def test_a_request_is_found_with_its_steps(page: tuple[GatewayProcess, Client]) -> None:

@@ -31,7 +31,7 @@ from weft.base.observing import logs, telemetry
 from weft.base.observing.watchdog import LoopWatchdog
 from weft.base.processes.malloc import keep_freed_memory
 from weft.base.security.arguments import add_channel_arguments, add_server_arguments, server_fault
-from weft.base.text.argument_types import argument, is_metadata_name, positive
+from weft.base.text.argument_types import is_metadata_name, positive
 from weft.gateway import anthropic, openapi
 from weft.gateway.errors import RequestError, error_response, openai_body, v2_body
 from weft.gateway.http.http_server import HttpServer, bound_socket
@@ -44,17 +44,18 @@ from weft.gateway.openai import adapters
 from weft.gateway.openai.chat_template import read_template
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall, Models, ServedModel, no_such_model
 from weft.gateway.openai.text_request import TIMEOUT_HEADER
-from weft.gateway.ui.machines import MetricPages
+from weft.gateway.ui.routes import PREFIX as PAGE
+from weft.gateway.ui.routes import page_routes
 from weft.gateway.v2 import routes as v2
 from weft.v2.client.channels import is_one_endpoint
 from weft.v2.client.v2_client import V2Client
 from weft.v2.client.wires import add_wire_argument
 from weft.v2.security.channel import channel_security, is_local
-from weft.v2.security.tls import ServerTls, http_context, server_tls_files
+from weft.v2.security.tls import ServerTls, server_tls_files
 from weft.v2.server.arguments import add_process_arguments
 from weft.v2.server.listening import exposure, host_and_port
 from weft.v2.server.metrics import CertificateCollector, DroppedLogsCollector, make_registry, serve_metrics
-from weft.v2.server.model_metrics import MetricsSource, ModelMetricsCollector, add_metrics_from_argument
+from weft.v2.server.model_metrics import ModelMetricsCollector, add_metrics_from_argument
 from weft.v2.server.server import new_event_loop, stop_event
 
 if TYPE_CHECKING:
@@ -75,8 +76,6 @@ IGNORED_HEADER = "x-weft-ignored-fields"
 _MAX_LOGGED_FIELDS = 256
 #: Prefixes of what runs in the background.
 _BACKGROUND = ("/v1/files", "/v1/batches")
-#: Prefix of the page.
-_PAGE = "/ui"
 
 
 class Gateway:
@@ -147,8 +146,8 @@ class Gateway:
         """Name of the endpoint of a path, for metrics and spans."""
         if path.startswith(_BACKGROUND):
             return next(prefix for prefix in _BACKGROUND if path.startswith(prefix))
-        if self._pages and path.startswith(f"{_PAGE}/"):
-            return _PAGE
+        if self._pages and path.startswith(PAGE):
+            return PAGE
         return path if path in self._paths else v2.endpoint_of(path) or "/other"
 
     def _handler(self, served: Endpoint) -> Handler:
@@ -313,8 +312,8 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="with a loopback --host: a name, besides localhost, in the header 'host' of requests, as behind a proxy; "
-        "* allows all; may be repeated",
+        help="with --ui or a loopback --host: a name, besides localhost, in the header 'host' of requests, as behind a "
+        "proxy; * allows all; may be repeated",
     )
     parser.add_argument(
         "--batch-dir",
@@ -322,18 +321,10 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder of OpenAI's files and batches, held by one gateway; default: neither is offered",
     )
-    page = parser.add_argument_group("the page of --ui")
-    page.add_argument("--ui", action="store_true", help="serve the page that shows graphs and machines, at /ui/")
-    page.add_argument(
-        "--ui-metrics",
-        type=argument(MetricsSource.parse),
-        action="append",
-        default=[],
-        metavar="NAME=URL",
-        help="metrics of a service that the page shows, for example model=http://127.0.0.1:8022/metrics; may be "
-        "repeated",
+    parser.add_argument(
+        "--ui", action="store_true", help="serve the page of graphs and of the services of --metrics-from, at /ui/"
     )
-    page.add_argument("--jaeger-url", default="", metavar="URL", help="where traces are shown, for links to them")
+    parser.add_argument("--jaeger-url", default="", metavar="URL", help="where the page's links to traces lead")
     add_wire_argument(parser)
     add_server_arguments(parser.add_argument_group("security of its own ports"), takes_keys=False)
     called = parser.add_argument_group("security of its calls; keys are those of its clients")
@@ -451,9 +442,9 @@ async def _serve(options: argparse.Namespace) -> None:
             (*ENDPOINTS, *adapters.ENDPOINTS) if options.allow_runtime_lora else ENDPOINTS,
             is_strict=options.strict_fields,
             registry=registry if options.probes else None,
-            pages=_page_routes(options, resources) if options.ui else (),
+            pages=page_routes(resources, options.metrics_from, options.jaeger_url) if options.ui else (),
         )
-        hosts = options.allow_host if is_local(options.host) else None
+        hosts = [*options.allow_host, options.host] if options.ui or is_local(options.host) else None
         calls = RequestTracker(gateway.app(), gateway.endpoint_of, options.forward_header, hosts)
         registry.register(calls)
         if batches is not None:
@@ -493,15 +484,6 @@ async def _serve(options: argparse.Namespace) -> None:
         closing.close()
         watchdog.close()
         await router.close()
-
-
-def _page_routes(options: argparse.Namespace, resources: Resources) -> list[Route]:
-    from weft.gateway.ui.routes import Page  # noqa: PLC0415  # with it comes the graph language
-
-    security = channel_security(options, "router-")
-    tls = None if security is None else http_context(security.tls)
-    pages = MetricPages({one.service or one.url: one.url for one in options.ui_metrics}, tls)
-    return Page(resources, pages, [*options.allow_host, options.host], options.jaeger_url).routes()
 
 
 def _batches(options: argparse.Namespace, resources: Resources) -> "Batches":

@@ -154,7 +154,7 @@ class Mesh:
         if ui_port is not None:
             shown = RunningMesh(os.getpid(), options.is_encrypted, endpoints).metrics_addresses().items()
             # A page over TLS has a certificate for others.
-            pages = [f"--ui-metrics={name}=http://{at}/metrics" for name, at in shown if "://" not in at]
+            pages = [f"--metrics-from={name}=http://{at}/metrics" for name, at in shown if "://" not in at]
             self._add_gateway(PAGE, "127.0.0.1", ui_port, access.address, "--ui", *pages)
             endpoints |= await self._all_serving([PAGE], deadline_s)
         try:

@@ -93,18 +93,14 @@ class RequestContext:
         trace = ((name, value) for name, value in given if value and value.isascii() and value.isprintable())
         return (*self.identity(), *trace)
 
-    def check_host(self, hosts: Collection[str] | None = None) -> None:
-        """Check the name by which the client calls the gateway, against ``hosts`` where it may have any.
-
-        Raises RequestError (403) if it is not allowed.
-        """
-        hosts = hosts if self._hosts is None else self._hosts
-        if hosts is None:
+    def check_host(self) -> None:
+        """Check the name by which the client calls the gateway. Raises RequestError (403) if it is not allowed."""
+        if self._hosts is None:
             return
         host = self.headers.get("host", "")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
         name = name.strip("[]").lower()
-        if name in hosts or "*" in hosts or name.endswith(".localhost") or name in ("localhost", ""):
+        if name in self._hosts or "*" in self._hosts or name.endswith(".localhost") or name in ("localhost", ""):
             return
         try:
             ipaddress.ip_address(name)

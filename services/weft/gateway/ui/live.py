@@ -1,9 +1,11 @@
 """The stream of the page; what several viewers with one key look at is asked for once."""
 
 import asyncio
+import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -11,9 +13,9 @@ from weft import __version__
 from weft.base.caching import ExpiringCache
 from weft.base.errors import ResourceExhaustedError, WeftError
 from weft.gateway.http.resources import Resources
-from weft.gateway.ui.machines import MetricPages
 from weft.gateway.ui.rates import Sample, tick_of
 from weft.gateway.v2.routes import to_json
+from weft.v2.client.frames import Frame, Page, frame_of, scrape
 from weft.v2.client.v2_client import Metadata
 from weft_protos import graph_service_pb2 as pb
 
@@ -23,7 +25,12 @@ TIMEOUT_S = 5.0
 MAX_VIEWERS = 16
 _MAX_REQUESTS = 50
 #: Statuses of a key that is not valid, or lacks the right.
-DENIED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+_DENIED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+#: A metrics page that took a second to read is read again after so many: a router with 1,000 graphs has megabytes.
+_PAGES_PERIOD_S, _REST = 2.0, 50
+_GAUGES = re.compile(
+    r"nv_gpu_|weft_warm_model|weft_instance_restarts_total|weft_endpoint_(state|inflight|picks_total)|vllm:(kv_|num_req)"
+)
 _ACTIONS = {"explicit": ("load", "unload", "rollback"), "poll": ("rollback",)}
 
 Event = dict[str, Any]
@@ -38,7 +45,7 @@ class Live:
         num_changes: So often may what there is have changed at once.
     """
 
-    def __init__(self, resources: Resources, pages: MetricPages) -> None:
+    def __init__(self, resources: Resources, pages: "MetricPages") -> None:
         self.pages, self.num_changes = pages, 0
         self._resources = resources
         self._num_viewers = 0
@@ -53,7 +60,8 @@ class Live:
     async def events(self, identity: Metadata, graphs: tuple[str, ...]) -> AsyncGenerator[Event, None]:
         """Yield events for one viewer until its key is refused or the gateway stops.
 
-        A viewer that reads slowly gets fewer. Raises ResourceExhaustedError: there are too many viewers.
+        A viewer that reads slowly gets fewer. Raises ResourceExhaustedError: there are too many viewers; RemoteError:
+        the key is refused from the start.
         """
         if self._num_viewers >= MAX_VIEWERS:
             raise ResourceExhaustedError(f"{MAX_VIEWERS} viewers look at this page, as many as may; close another one")
@@ -73,7 +81,9 @@ class Live:
                     yield await self._tick(identity, graphs, samples, after_ms)
                     after_ms = sample.seen.unix_ms
                 except WeftError as error:
-                    is_denied = error.code in DENIED
+                    is_denied = error.code in _DENIED
+                    if is_denied and not told:
+                        raise
                     if is_denied or told.get("type") != "down":
                         yield (told := {"type": "denied" if is_denied else "down", "reason": error.message})
                     if is_denied:
@@ -123,3 +133,38 @@ class Live:
         except WeftError:  # there are none; what else is wrong is wrong of the next question too
             return []
         return [to_json(one) for one in found.rollout]
+
+
+class MetricPages:
+    """Metrics pages of services, by name, read on a thread while somebody looks, at most every other second."""
+
+    def __init__(self, addresses: Mapping[str, str]) -> None:
+        self._addresses = addresses
+        self._next_s = 0.0
+        self._reading: asyncio.Task[None] | None = None
+        self._pages: Mapping[str, Page] = {}
+        self._frame = Frame(0.0, (), ())
+
+    def machines(self, names: Collection[str]) -> dict[str, Any]:
+        """All services and, of these models, rows and what else the services say of caches, memory and replicas."""
+        if self._addresses and time.monotonic() >= self._next_s and (self._reading is None or self._reading.done()):
+            self._reading = asyncio.create_task(self._read())
+        frame = asdict(self._frame)
+        for part in ("models", "ranks", "roles"):
+            rows = [one if isinstance(one, dict) else one._asdict() for one in frame[part]]
+            frame[part] = [one for one in rows if one["model"] in names]
+        gauges = [
+            {"service": service, "name": name, "labels": labels, "value": value}
+            for service, page in self._pages.items()
+            for name, samples in page.samples.items()
+            if _GAUGES.match(name)
+            for labels, value in samples
+            if value and labels.get("model", labels.get("model_name", "")) in ("", *names)
+        ]
+        return {**frame, "gauges": gauges}
+
+    async def _read(self) -> None:
+        start_s, old = time.monotonic(), self._pages
+        self._pages = await asyncio.to_thread(scrape, self._addresses)
+        self._frame = frame_of(self._addresses, old or self._pages, self._pages)
+        self._next_s = start_s + max(_PAGES_PERIOD_S, _REST * (time.monotonic() - start_s))
