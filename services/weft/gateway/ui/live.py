@@ -1,6 +1,7 @@
 """The stream of the page; what several viewers with one key look at is asked for once."""
 
 import asyncio
+import math
 import re
 import time
 from collections import deque
@@ -68,12 +69,13 @@ class Live:
         if self._num_viewers >= MAX_VIEWERS:
             raise ResourceExhaustedError(f"{MAX_VIEWERS} viewers look at this page, as many as may; close another one")
         self._num_viewers += 1
-        samples, told, after_ms = deque[Sample](), Event(), time.time() * 1e3
+        samples, told, after_ms = deque[Sample](), Event(), math.inf
         try:
             while not self._resources.is_draining:
                 start_s = time.monotonic()
                 try:
-                    sample = await self._samples.get((identity, graphs), partial(self._sample, identity, graphs))
+                    ask = partial(self._sample, identity, graphs, after_ms - 2e3 * PERIOD_S)  # or another viewer does
+                    sample = await self._samples.get((identity, graphs), ask)
                     state = await self._states.get((identity, self.num_changes), partial(self._state, identity, sample))
                     if state != told:
                         yield (told := state)
@@ -96,8 +98,7 @@ class Live:
         finally:
             self._num_viewers -= 1
 
-    async def _sample(self, identity: Metadata, graphs: tuple[str, ...]) -> Sample:
-        after_ms = (time.time() - 2 * WINDOW_S) * 1e3
+    async def _sample(self, identity: Metadata, graphs: tuple[str, ...], after_ms: float) -> Sample:
         wanted = pb.ObserveRequest(graph=graphs, requests_after_unix_ms=after_ms)
         return Sample(await self.ask("Observe", wanted, identity), time.monotonic())
 
