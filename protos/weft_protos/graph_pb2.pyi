@@ -1190,7 +1190,7 @@ class Step(_message.Message):
     then no step can follow. A step that streams is judged by its first response.
     """
     weight: _builtins.float
-    """Share in a splitter; weight in a combine that is `weighted`. Above 0, default 1."""
+    """Share in a splitter, at least 0, and not 0 for every step; weight in a combine that is `weighted`, above 0. Default 1."""
     dependency: Global___Step.Dependency.ValueType
     @_builtins.property
     def input_map(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -1244,7 +1244,7 @@ class Step(_message.Message):
         case: _abc.Iterable[_builtins.str] | None = ...,
         otherwise: _builtins.bool = ...,
         accept: _builtins.str = ...,
-        weight: _builtins.float = ...,
+        weight: _builtins.float | None = ...,
         dependency: Global___Step.Dependency.ValueType = ...,
         default: _abc.Iterable[Global___Default] | None = ...,
         fallback: Global___Step | None = ...,
@@ -1253,11 +1253,13 @@ class Step(_message.Message):
         after: _abc.Iterable[_builtins.str] | None = ...,
         constant: _abc.Iterable[Global___Constant] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fallback", b"fallback", "policy", b"policy", "shadow", b"shadow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "fallback", b"fallback", "policy", b"policy", "shadow", b"shadow", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "after", b"after", "case", b"case", "constant", b"constant", "default", b"default", "dependency", b"dependency", "fallback", b"fallback", "graph", b"graph", "input_map", b"input_map", "model_name", b"model_name", "model_namespace", b"model_namespace", "model_version", b"model_version", "name", b"name", "node", b"node", "otherwise", b"otherwise", "output_map", b"output_map", "policy", b"policy", "shadow", b"shadow", "weight", b"weight", "when", b"when"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "accept", b"accept", "after", b"after", "case", b"case", "constant", b"constant", "default", b"default", "dependency", b"dependency", "fallback", b"fallback", "graph", b"graph", "input_map", b"input_map", "model_name", b"model_name", "model_namespace", b"model_namespace", "model_version", b"model_version", "name", b"name", "node", b"node", "otherwise", b"otherwise", "output_map", b"output_map", "policy", b"policy", "shadow", b"shadow", "weight", b"weight", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
+    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
 
 Global___Step: _TypeAlias = Step  # noqa: Y015
 

@@ -738,7 +738,7 @@ class RecordingRequest(_message.Message):
     HASH_FIELD_NUMBER: _builtins.int
     action: Global___RecordingRequest.Action.ValueType
     graph: _builtins.str
-    """"": every graph."""
+    """"": every graph, STATUS only."""
     percent: _builtins.float
     """Share of the requests that are kept, in percent; above 0 to 100."""
     max_bytes: _builtins.int

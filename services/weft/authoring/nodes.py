@@ -88,7 +88,8 @@ def split(*steps: Step, **fields: Any) -> Step:
 
     Args:
         steps: With shares: ``weft.weigh(90, m.digits_cnn(pixels), name="A")``.
-        fields: Of ``Splitter`` (``sticky_by``, ``salt``, ``bandit``), ``Node`` and ``Policy``.
+        fields: Of ``Splitter`` (``sticky_by``, ``salt``, ``bandit``, ``rollout={"steps": [5, 50], "guard": {...}}``),
+            ``Node`` and ``Policy``.
     """
     return construct("splitter", *steps, **fields)
 

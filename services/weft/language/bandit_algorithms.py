@@ -9,7 +9,7 @@ Sources:
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import exp, log, sqrt
@@ -46,10 +46,14 @@ class Arms:
     Args:
         weights: Of each, at least 0, one of them above 0; dimensionless. A step of weight 0 is never chosen.
         epsilon: Share of requests that explore.
+
+    Attributes:
+        known: These steps, and those of the splitter's other versions.
     """
 
     def __init__(self, arms: Sequence[Arm], weights: Sequence[float], epsilon: float, generator: random.Random) -> None:
         self.arms = tuple(arms)
+        self.known: Collection[Arm] = self.arms
         self.weights = tuple(weights)
         self.live = [index for index, weight in enumerate(weights) if weight > 0]
         self.epsilon = epsilon
@@ -150,8 +154,8 @@ def _learn_exp3(arms: Arms, index: int, reward: float, probability: float | None
         probability = _shares(arms)[arms.live.index(index)]
     step = arms.epsilon * reward / (probability * len(arms.live))
     arms.arms[index].log_weight += min(step, 1.0)  # a draw by weight may be rarer, and its step above 1
-    best = max(arm.log_weight for arm in arms.arms)
-    for arm in arms.arms:
+    best = max(arm.log_weight for arm in arms.known)
+    for arm in arms.known:
         arm.log_weight -= best
 
 

@@ -16,6 +16,7 @@ from weft.language.bandit_algorithms import BanditPlan
 from weft.language.dialects import GRAPH, Dialect
 from weft.language.path_form import PathForm
 from weft.language.request_scope import RequestScope
+from weft.language.rollouts import RolloutPlan
 
 Frame = list[WireTensor | None]
 
@@ -112,15 +113,23 @@ class CallPlan:
 
 @dataclass(frozen=True, slots=True)
 class ShadowPlan:
-    """Copies ``percent`` (0..100) of the requests to the step; at most ``max_inflight`` (0: no limit) at once."""
+    """Copies ``percent`` (0..100) of the requests to the step; at most ``max_inflight`` (0: no limit) at once.
+
+    The outputs ``compared`` are compared with the node's, as ``MirrorCompare`` says.
+    """
 
     percent: float
     max_inflight: int
+    compared: tuple[str, ...] = ()
+    rtol: float = 0.0
+    atol: float = 0.0
+    top_1: bool = False
 
     def text(self) -> str:
         """For example ``shadow of 5 % of requests, at most 4 at once``."""
         limit = f", at most {self.max_inflight} at once" if self.max_inflight else ""
-        return f"shadow of {self.percent:g} % of requests{limit}"
+        compared = f", compares {', '.join(self.compared)}" if self.compared else ""
+        return f"shadow of {self.percent:g} % of requests{limit}{compared}"
 
 
 class DefaultPlan(NamedTuple):
@@ -375,6 +384,11 @@ class NodePlan(ABC):
     @property
     def bandit(self) -> BanditPlan | None:
         """The bandit that chooses its step, if any."""
+        return None
+
+    @property
+    def rollout(self) -> RolloutPlan | None:
+        """The rollout of one of its steps, if any."""
         return None
 
     @property

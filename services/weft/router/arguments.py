@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from weft.base.repository.control import add_control_arguments, control_arguments, control_fault
-from weft.base.text.argument_types import is_metadata_name
+from weft.base.text.argument_types import is_metadata_name, positive
 from weft.router import DEFAULT_RETRY_PERCENT
+from weft.router.rollouts.place import LEASE
 from weft.router.targets.specification import BalancingPolicy, parse_policy, policy_names
 
 #: Title and description of a group of these arguments where a mesh has them.
@@ -87,10 +88,27 @@ def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -
         "nowhere; they forget at a stop)",
     )
     parser.add_argument(
+        "--rollouts",
+        default="",
+        metavar="WHERE",
+        help="what all routers of the same graphs share of rollouts: a folder, lease:NAMESPACE/NAME of Kubernetes, or "
+        "off (default: .weft/rollouts in the repository if it can be written, else in --state-dir)",
+    )
+    parser.add_argument(
         "--allow-route-header",
         action="store_true",
         help="let clients choose the steps of splitters with the header x-graph-route",
     )
+    parser.add_argument(
+        "--record-dir",
+        type=Path,
+        metavar="DIR",
+        help="where weft record keeps requests and answers, made if it is not there (default: nowhere; recording is "
+        "refused)",
+    )
+    for name, default in (("mib", 1024), ("s", 3600)):
+        text = f"of one recording, at most (default {default})"
+        parser.add_argument(f"--record-max-{name}", type=positive, default=default, metavar="N", help=text)
 
 
 def usage_fault(options: argparse.Namespace) -> str:
@@ -112,6 +130,8 @@ def usage_fault(options: argparse.Namespace) -> str:
         return f"--target-policy: each name may be given once, got {', '.join(policies)}"
     if options.state_dir is not None and options.state_dir.exists() and not options.state_dir.is_dir():
         return f"--state-dir {options.state_dir} is no folder"
+    if options.rollouts.startswith("lease:") and not LEASE.fullmatch(options.rollouts):
+        return f"--rollouts {options.rollouts} is not lease:NAMESPACE/NAME, names of lower-case letters, digits, '-'"
     return ""
 
 
@@ -129,8 +149,14 @@ def given(options: argparse.Namespace, *, unless: Collection[str] = ()) -> Itera
     yield from (f"--target-policy={name}={policy.text}" for name, policy in options.target_policy)
     if options.state_dir is not None:
         yield f"--state-dir={options.state_dir}"
+    if options.rollouts:
+        yield f"--rollouts={options.rollouts}"
     if options.allow_route_header:
         yield "--allow-route-header"
+    if options.record_dir is not None:
+        yield f"--record-dir={options.record_dir}"
+    yield f"--record-max-mib={options.record_max_mib:g}"
+    yield f"--record-max-s={options.record_max_s:g}"
 
 
 def _target_policy(text: str) -> tuple[str, BalancingPolicy]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,14 +20,18 @@ from weft.router.feedback import GraphServicer, Siblings
 from weft.router.metrics import (
     AdmissionCollector,
     ReplicaCollector,
+    RolloutCollector,
     RouterCollector,
     StepCollector,
     TargetCollector,
 )
 from weft.router.observe import Observer
+from weft.router.recording import KEY_BYTES, RecordingLimits, Recordings
 from weft.router.repository.files import GraphRepository
 from weft.router.repository.lifecycle import GraphControl, GraphLifecycle
 from weft.router.repository.table import GraphTable
+from weft.router.repository.weights import reweighed
+from weft.router.rollouts.owner import RolloutMember, shared_state
 from weft.router.runtime import Runtime
 from weft.router.serving import Served, ServedGraph, ServedTargetModel
 from weft.router.steps.run import earlier
@@ -36,12 +41,14 @@ from weft.router.targets.model_control import TargetModelControl
 from weft.v2.protocol.handover import OF_ROUTERS
 from weft.v2.server.model_metrics import MetricsSource, ModelMetricsCollector
 from weft.v2.server.server import Extension
+from weft_protos import graph_service_pb2 as graph_pb
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
 
 #: Pause between two scans when a graph has changed, in seconds: a file that is being written changes meanwhile.
 SETTLE_S = 0.1
 _NO_LIMITS = AdmissionSettings()
+_NO_RECORDINGS = RecordingLimits()
 
 
 class RouterCore:
@@ -60,10 +67,12 @@ class RouterCore:
         poll_s: Pause between two discoveries of a target, in seconds.
         repository_poll_s: Poll mode: interval between scans of the repository, in seconds.
         state_dir: Folder where bandits keep what they have learned; None: nowhere.
+        rollouts: Where they are kept, as ``shared_state`` takes it.
         allow_route_header: Whether clients may choose the steps of splitters with the header ``x-graph-route``.
         num_workers: Number of routers on one port, each with an equal part of the limits.
         retry_budget_percent: Of ``RetryBudget``, unless a graph's ``retry`` sets it.
         metrics_from: Services whose model-defined metrics are republished.
+        recording: Where requests and answers are recorded when a client asks for it.
     """
 
     #: As of ``GraphServicer``.
@@ -80,10 +89,12 @@ class RouterCore:
         poll_s: float = 2.0,
         repository_poll_s: float = DEFAULT_POLL_S,
         state_dir: Path | None = None,
+        rollouts: str = "off",
         allow_route_header: bool = False,
         num_workers: int = 1,
         retry_budget_percent: float = DEFAULT_RETRY_PERCENT,
         metrics_from: Sequence[MetricsSource] = (),
+        recording: RecordingLimits = _NO_RECORDINGS,
     ) -> None:
         self._changed = asyncio.Event()
         self._metrics_from = tuple(metrics_from)
@@ -100,6 +111,7 @@ class RouterCore:
             num_workers=num_workers,
         )
         self._bandit_file = None if state_dir is None else BanditFile(self._runtime.bandits, state_dir)
+        self._rollouts = RolloutMember(self._runtime.rollouts, shared_state(rollouts))
         self._repository = GraphRepository(repository)
         self._graphs = GraphTable(self._catalog, self._renew_limits)
         self._lifecycle = GraphLifecycle(self._graphs, self._repository, self._catalog, self._runtime)
@@ -116,6 +128,7 @@ class RouterCore:
         self._load_graphs = tuple(load_graphs) if model_control == "explicit" else ("*",)
         self._admission = AdmissionController(admission, num_workers=num_workers)
         self._observer = Observer(self._graphs, self._runtime, self._catalog, self._admission, model_control)
+        self._recordings = Recordings(recording, num_workers)
         self._is_started = False
         self._followers: list[asyncio.Task[None]] = []
 
@@ -128,6 +141,7 @@ class RouterCore:
         """
         if self._bandit_file is not None:
             await self._bandit_file.start()
+        await self._rollouts.start()
         await self._catalog.start()
         self._changed.clear()
         await self._load_at_start()
@@ -145,18 +159,31 @@ class RouterCore:
             follower.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await follower
+        await self._recordings.close()
         await self._control.close()
         await self._runtime.close()
+        await self._rollouts.close()
         await self._catalog.close()
         if self._bandit_file is not None:
             await self._bandit_file.close()
 
     def extension(self) -> Extension:
         """The service ``weft.graph.GraphService``, and the router's own metrics."""
-        servicer = GraphServicer(self._graphs, self._runtime.bandits, self._catalog, self._observer, self.siblings)
+        servicer = GraphServicer(
+            self._graphs,
+            self._runtime.bandits,
+            self._catalog,
+            self._observer,
+            self.record,
+            self._rollouts,
+            self._change_weights,
+            self.siblings,
+        )
         collectors = (
+            self._recordings,
+            RolloutCollector(self._rollouts),
             RouterCollector(self._graphs, self._repository),
-            StepCollector(self._graphs.step_counters),
+            StepCollector(lambda: (*self._graphs.step_counters(), *self._runtime.step_counters.kept)),
             AdmissionCollector(self._admission),
             TargetCollector(self._catalog),
             ReplicaCollector(self._catalog.replicated, self._catalog.budgets, self._catalog.servers),
@@ -221,7 +248,7 @@ class RouterCore:
         Without a name, unloaded graphs are left out.
         """
         if not name:
-            wanted = [graph.statistics for graph in self._graphs if graph.is_wanted]
+            wanted = [graph.statistics for graph in self._graphs if graph.is_counted]
             return wanted + self._catalog.counters()
         found = self._served(name, version).version
         counters = [graph.statistics for graph in self._graphs if graph.file.name == name] or self._catalog.counters()
@@ -244,12 +271,19 @@ class RouterCore:
         with self._admit(served, call.parameters, context) as permit:
             if permit.is_waiting:
                 await self._wait(permit, served)
+            kept = None if self._recordings.active is None else self._recordings.begin(call, context)
             inference = served.begin(call, context)
             try:
-                return inference.answer(await inference.work())
+                result = inference.answer(await inference.work())
             except BaseException as error:
                 inference.fail(error)
+                if kept is not None:
+                    kept.end(served.version, error)
                 raise
+            if kept is not None:
+                kept.add(result)
+                kept.end(served.version)
+            return result
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """Yield every response of a decoupled graph or model, the one answer of any other. Raises like ``infer``."""
@@ -260,10 +294,24 @@ class RouterCore:
         with self._admit(served, call.parameters, context) as permit:
             if permit.is_waiting:
                 await self._wait(permit, served)
-            async with contextlib.aclosing(served.stream(call, context)) as results:
-                async for result in results:
-                    result.is_unordered = True  # as of the model's own server
-                    yield result
+            kept = None if self._recordings.active is None else self._recordings.begin(call, context, is_stream=True)
+            try:
+                async with contextlib.aclosing(served.stream(call, context)) as results:
+                    async for result in results:
+                        result.is_unordered = True  # as of the model's own server
+                        if kept is not None:
+                            kept.add(result)
+                        yield result
+            except BaseException as error:
+                if kept is not None:
+                    kept.end(served.version, error)
+                raise
+            if kept is not None:
+                kept.end(served.version)
+
+    async def record(self, request: graph_pb.RecordingRequest) -> graph_pb.RecordingResponse:
+        """As ``Recordings.answer``."""
+        return await self._recordings.answer(request, secrets.token_bytes(KEY_BYTES))
 
     def has_graph(self, name: str) -> bool:
         """Whether a graph of that name is known, ready or not."""
@@ -295,6 +343,11 @@ class RouterCore:
         unload = partial(self._models.unload, name=name, unload_dependents=unload_dependents)
         if not await self._change_model(name, unload):
             await self._unload_graph(name, unload_dependents=unload_dependents)
+
+    async def _change_weights(self, request: graph_pb.SetWeightsRequest) -> None:
+        self._control.check()
+        edit = partial(reweighed, node=request.node, weights=dict(request.weight))
+        await self._control.finish(self._lifecycle.edit(request.graph, str(request.version), edit))
 
     async def _load_graph(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         await self._control.load(name, parameters)

@@ -28,6 +28,7 @@ from weft.router.requests import ROUTE_HEADER, GraphAnswers, Routes, Selection, 
 from weft.router.runtime import Runtime
 from weft.router.steps.action import Action, Attempt, Defaults, ErrorContext, Limited, PolicyParts, StepPolicyPlan
 from weft.router.steps.call import CallAction, StreamAction
+from weft.router.steps.mirror import Mirror
 from weft.router.steps.node import Node, NodeAction, NodeParts, OperatorPlan, ShadowedNode, reshape_slots
 from weft.router.steps.responses import StreamParts
 from weft.router.steps.run import GraphRequest, Run, earlier
@@ -144,6 +145,8 @@ class GraphExecutor:
             runtime.on_end(self.plan, execution.run, path, execution.start_ns, error)
         if pulls := execution.run.request.pulls:
             settle(pulls, record)
+        for callback in execution.run.request.on_end:
+            callback()
 
     async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """Yield the responses of a decoupled graph to a valid call as they are made; the last is final.
@@ -203,6 +206,7 @@ class GraphExecutor:
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, start_ns + self._timeout_ns)
         scope = RequestScope(call.parameters, context.headers, call.request_id, context.priority, deadline_ns)
+        scope.clock_ns = self._runtime.clock_ns
         is_traced = telemetry.is_enabled()
         headers = forwarded_headers(context.headers, is_traced=is_traced)
         if self._runtime.on_end is not None or call.parameters.get(TRACE_PARAMETER) is True:
@@ -274,7 +278,11 @@ class Assembly:
             timeout_ms=timeout_ms,
             fallbacks=[self.step(fallback, node, graph, stands_in=True) for fallback in _fallbacks(plan)],
         )
-        return step if plan.shadow is None else ShadowStep(step, plan.shadow, runtime, counters)
+        if plan.shadow is None:
+            return step
+        is_compared = plan.shadow.compared and not node.streams
+        mirror = Mirror(plan, node, self.error_context.graph, runtime, counters) if is_compared else None
+        return ShadowStep(step, plan.shadow, runtime, counters, mirror)
 
     def _action(
         self, plan: StepPlan, node: NodePlan, graph: str, context: ErrorContext, counters: StepCounters
@@ -282,7 +290,7 @@ class Assembly:
         runtime, inner = self._runtime, plan.action
         parts = StreamParts(counters, runtime.clock_ns, plan.is_soft)
         if isinstance(inner, CallPlan):
-            target = runtime.targets[inner.target]
+            target = runtime.target_of(plan.path, inner) if runtime.target_of else runtime.targets[inner.target]
             kind = StreamAction if inner.signature.is_decoupled else CallAction
             return kind(plan, inner, target, context, node, parts)
         is_tentative = bool(plan.fallback or plan.is_soft or any(one.repeats_failures for one in plan.policies))

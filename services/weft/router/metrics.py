@@ -12,6 +12,8 @@ from weft.router.policies import POLICIES
 from weft.router.reporting.counters import StepCounters
 from weft.router.repository.files import GraphRepository
 from weft.router.repository.table import GraphTable
+from weft.router.rollouts.machine import ABORTED, PAUSED, PROMOTED, ROLLED_BACK, RUNNING, share_now
+from weft.router.rollouts.owner import RolloutMember
 from weft.router.steps.step import FALLBACK_COUNTERS, SHADOW_COUNTERS
 from weft.router.target import RetryBudget
 from weft.router.targets.catalog import ObservedTarget, TargetCatalog
@@ -21,8 +23,10 @@ from weft.v2.server.metrics import cumulative_buckets
 
 _ENDPOINT = ("target", "endpoint")
 _STATES = (*(health.value for health in Health), "ejected", "leaving")
+PHASES = (RUNNING, PAUSED, PROMOTED, ROLLED_BACK, ABORTED)
 _GRAPH = ("graph", "version")
 _STEP = ("graph", "version", "step")
+_TENSOR = (*_STEP, "tensor")
 _ARM = ("graph", "node", "step")
 #: (name, help) of what steps count beside their runs.
 _COUNTERS = (
@@ -71,6 +75,34 @@ class RouterCollector(Collector):
             for family, value in ((pulls, arm.num_pulls), (rewards, arm.num_rewards), (sums, arm.reward_sum)):
                 family.add_metric(key, value)
         yield from (pulls, rewards, sums)
+
+
+class RolloutCollector(Collector):
+    """Families ``weft_rollout_*``: how each rollout stands, and what this router counted of both of its sides."""
+
+    def __init__(self, member: RolloutMember) -> None:
+        self._member = member
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family; of rollouts of one node and candidate the state of the one that changed last."""
+        labels = ("graph", "node", "candidate")
+        percent = GaugeMetricFamily("weft_rollout_percent", "Share of the candidate; NaN with a bandit", labels=labels)
+        step = GaugeMetricFamily("weft_rollout_step", "Index of that share", labels=labels)
+        phase = GaugeMetricFamily("weft_rollout_phase", "1: it is in this phase", labels=(*labels, "phase"))
+        requests = CounterMetricFamily("weft_rollout_requests", "Runs of a side", labels=(*labels, "arm"))
+        errors = CounterMetricFamily("weft_rollout_errors", "Runs of a side that failed", labels=(*labels, "arm"))
+        rollouts = sorted(self._member.rollouts.values(), key=lambda one: one.state.changed_unix_ns)
+        for key, one in {(one.graph, one.name, one.plan.candidate): one for one in rollouts}.items():
+            percent.add_metric(key, 100 * share_now(one.plan, one.state))
+            step.add_metric(key, one.state.step)
+            for name in PHASES:
+                phase.add_metric((*key, name), name == one.state.phase)
+            same = [other for other in rollouts if key == (other.graph, other.name, other.plan.candidate)]
+            for arm in ("candidate", "baseline"):
+                counts = [getattr(other, arm) for other in same]
+                requests.add_metric((*key, arm), sum(count.num_requests for count in counts))
+                errors.add_metric((*key, arm), sum(count.num_errors for count in counts))
+        yield from (percent, step, phase, requests, errors)
 
 
 class TargetCollector(Collector):
@@ -189,7 +221,7 @@ class StepCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every family."""
-        steps = [(one, (one.graph, one.version, one.path)) for one in self._counters()]
+        steps = [(one, labels) for labels, one in {(o.graph, o.version, o.path): o for o in self._counters()}.items()]
         requests = CounterMetricFamily(
             "weft_graph_step_requests",
             "Runs by gRPC status; SKIPPED where 'when' does not hold",
@@ -211,6 +243,13 @@ class StepCollector(Collector):
                 if num_events := one.events[name]:
                     family.add_metric(labels, num_events)
             yield family
+        tensors = {(labels, tensor): one.compared for one, labels in steps for tensor, _ in list(one.compared)}
+        compared = CounterMetricFamily("weft_shadow_compared", "Answers compared with the node's", labels=_TENSOR)
+        agreed = CounterMetricFamily("weft_shadow_agreed", "Compared answers that agree", labels=_TENSOR)
+        for (labels, tensor), counts in tensors.items():
+            compared.add_metric((*labels, tensor), counts[tensor, True] + counts[tensor, False])
+            agreed.add_metric((*labels, tensor), counts[tensor, True])
+        yield from (compared, agreed)
 
 
 class AdmissionCollector(Collector):

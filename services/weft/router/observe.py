@@ -126,8 +126,9 @@ class Observer:
                 bucket=one.latency.counts,
             )
         for graph, path, name, arm in serving.arms:
-            counts = {"num_pulls": arm.num_pulls, "num_rewards": arm.num_rewards, "reward_sum": arm.reward_sum}
-            response.arm.add(graph=graph, arm=pb.Arm(node=path, step=name, **counts))
+            counts = pb.Arm(num_pulls=arm.num_pulls, num_rewards=arm.num_rewards, reward_sum=arm.reward_sum)
+            counts.node, counts.step = path, name
+            response.arm.add(graph=graph, arm=counts)
 
     def _keep(self, plan: GraphPlan, run: Run, path: str, start_ns: int, error: BaseException | None) -> None:
         """Keep a request that has just ended; at times drop those that are neither late, slow nor failed."""

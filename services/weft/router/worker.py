@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from weft.base.observing import settings
 from weft.router.bandits.exchange import BanditSharing
 from weft.router.core import RouterCore
 from weft.router.feedback import rewarded
+from weft.router.recording import KEY_BYTES, summed
 from weft.router.repository.handover import state_of, take_over
 from weft.v2.protocol.wire import statistics_message
 from weft.v2.server.metrics import CERTIFICATE_EXPIRY
@@ -28,6 +30,7 @@ from weft_protos import grpc_service_pb2 as pb
 GREATEST = (
     CERTIFICATE_EXPIRY,
     *("weft_graph_degraded", "weft_graph_load_failed", "weft_endpoint_state", "weft_target_serving_replicas"),
+    *("weft_rollout_percent", "weft_rollout_step", "weft_rollout_phase"),
     *("weft_graph_load_failures", "weft_bandit_pulls", "weft_bandit_rewards", "weft_bandit_reward_sum"),
 )
 
@@ -60,7 +63,9 @@ class WorkerCore(RouterCore):
                 "snapshot": self._snapshot,
                 "load": self._load_here,
                 "unload": self._unload_here,
+                "weights": self._weights_here,
                 "feedback": self._feedback_here,
+                "recording": self._recording_here,
                 "statistics": self._statistics_here,
                 "observe": self._observed_here,
                 "refresh": self._refresh_here,
@@ -122,6 +127,16 @@ class WorkerCore(RouterCore):
         """Unload a graph at every worker. Raises as ``_load_graph``."""
         self._check(await self._link.change("unload", json.dumps([name, unload_dependents]).encode()))
 
+    @override
+    async def _change_weights(self, request: graph_pb.SetWeightsRequest) -> None:
+        """Change them at every worker. Raises as ``_load_graph``."""
+        self._check(await self._link.change("weights", request.SerializeToString()))
+
+    async def _weights_here(self, body: bytes) -> bytes:
+        await self._has_started.wait()
+        await super()._change_weights(graph_pb.SetWeightsRequest.FromString(body))
+        return b""
+
     async def _load_at_start(self) -> None:
         if self._state is None:
             await super()._load_at_start()
@@ -166,18 +181,19 @@ class WorkerCore(RouterCore):
         return json.dumps(state).encode()
 
     def _feedback_here(self, body: bytes) -> bytes:
-        request = graph_pb.GraphFeedbackRequest.FromString(body)
-        return rewarded(self._runtime.bandits, request).SerializeToString()
+        request, since_ns = graph_pb.GraphFeedbackRequest.FromString(body[8:]), int.from_bytes(body[:8])
+        return rewarded(self._runtime.bandits, request, since_ns).SerializeToString()
 
     async def _feedback_elsewhere(
-        self, request: graph_pb.GraphFeedbackRequest
+        self, request: graph_pb.GraphFeedbackRequest, since_ns: int
     ) -> graph_pb.GraphFeedbackResponse | None:
-        answers = await self._link.ask("feedback", request.SerializeToString())
+        answers = await self._link.ask("feedback", since_ns.to_bytes(8) + request.SerializeToString())
         for answer in answers:
             if answer.error is None:
                 return graph_pb.GraphFeedbackResponse.FromString(answer.payload)
         for answer in answers:
-            if isinstance(answer.error, AlreadyExistsError):
+            is_late = isinstance(answer.error, UnavailableError) and not since_ns
+            if answer.error is not None and (is_late or isinstance(answer.error, AlreadyExistsError)):
                 raise answer.error
         return None
 
@@ -187,6 +203,19 @@ class WorkerCore(RouterCore):
     async def _observed_elsewhere(self, request: graph_pb.ObserveRequest) -> list[graph_pb.ObserveResponse]:
         answers = await self._link.ask("observe", request.SerializeToString())
         return [graph_pb.ObserveResponse.FromString(one.payload) for one in answers if one.error is None]
+
+    @override
+    async def record(self, request: graph_pb.RecordingRequest) -> graph_pb.RecordingResponse:
+        """At every worker, one file each. Raises UnavailableError if one could not."""
+        body = json.dumps([request.SerializeToString().hex(), secrets.token_hex(KEY_BYTES)]).encode()
+        answers = await self._link.change("recording", body)
+        self._check(answers)
+        return summed(graph_pb.RecordingResponse.FromString(answer.payload) for answer in answers)
+
+    async def _recording_here(self, body: bytes) -> bytes:
+        request, key = map(bytes.fromhex, json.loads(body))
+        response = await self._recordings.answer(graph_pb.RecordingRequest.FromString(request), key)
+        return response.SerializeToString()
 
     def _statistics_here(self, body: bytes) -> bytes:
         name, version = json.loads(body)

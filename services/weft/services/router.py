@@ -1,18 +1,22 @@
 """``python -m weft.services.router``: the router as a process."""
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from weft.base.processes.owned_folder import owned_folder
 from weft.base.security.arguments import server_fault
 from weft.base.text.argument_types import argument
 from weft.router.admission.concurrency_limit import LOWEST_LEVEL
 from weft.router.admission.controller import AdmissionSettings
 from weft.router.arguments import add_arguments, usage_fault
 from weft.router.core import RouterCore
+from weft.router.recording import RecordingLimits
+from weft.router.rollouts.place import place_of
 from weft.router.targets.connect import make_target
 from weft.router.targets.specification import (
     add_target_security_arguments,
@@ -49,10 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         make = partial(WorkerCore, link)
         return server.run("router", lambda: make_core(options, make), options, extend=WorkerCore.extension, worker=link)
     if options.workers > 1:
-        command = [sys.executable, "-P", "-m", "weft.services.router", *arguments]
-        return run_group(
-            "router", command, options, greatest=GREATEST, collectors=[ModelMetricsCollector(options.metrics_from)]
-        )
+        with contextlib.ExitStack() as stack:
+            place = place_of(options.rollouts, options.repository, options.state_dir)
+            place = str(stack.enter_context(owned_folder("weft-rollouts-"))) if place == "off" else place
+            command = [sys.executable, "-P", "-m", "weft.services.router", *arguments, f"--rollouts={place}"]
+            collectors = [ModelMetricsCollector(options.metrics_from)]
+            return run_group("router", command, options, greatest=GREATEST, collectors=collectors)
     return server.run("router", lambda: make_core(options, RouterCore), options, extend=RouterCore.extension)
 
 
@@ -78,9 +84,11 @@ def make_core(options: argparse.Namespace, make: Callable[..., CoreT]) -> CoreT:
         ),
         repository_poll_s=options.repository_poll_secs,
         state_dir=options.state_dir,
+        rollouts=place_of(options.rollouts, options.repository, options.state_dir),
         allow_route_header=options.allow_route_header,
         retry_budget_percent=options.retry_budget_percent,
         metrics_from=options.metrics_from,
+        recording=RecordingLimits(options.record_dir, int(options.record_max_mib * (1 << 20)), options.record_max_s),
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from tests.unit.deploy.kustomization import Manifest, matches, render
 
+import weft.router.arguments
 import weft.services.router
 import weft.serving.main
 from weft.gateway import main as gateway_arguments
@@ -215,7 +216,9 @@ def test_a_load_of_any_length_is_not_ended_by_a_probe() -> None:
         assert "service" not in container["readinessProbe"]["grpc"]
 
 
-@pytest.mark.parametrize("component", ["models-image", "models-from-storage", "egress", "inside-keys", "mesh-key"])
+@pytest.mark.parametrize(
+    "component", ["models-image", "models-from-storage", "egress", "inside-keys", "mesh-key", "rollouts"]
+)
 def test_a_component_goes_with_base(tmp_path: Path, component: str) -> None:
     """What it makes of base fits the schema; models come from one volume of the name that is mounted."""
     folders = {"resources": [str(FOLDER / "base")], "components": [str(FOLDER / "components" / component)]}
@@ -225,6 +228,28 @@ def test_a_component_goes_with_base(tmp_path: Path, component: str) -> None:
         if manifest["kind"] == "Deployment":
             volumes = [volume["name"] for volume in pod_of(manifest)["spec"]["volumes"]]
             assert 1 == volumes.count("models")
+
+
+def test_routers_share_the_lease_that_their_role_names(tmp_path: Path) -> None:
+    """They may make Leases, and read and change that of ``--rollouts``; egress lets them reach the API server."""
+    components = [str(FOLDER / "components" / name) for name in ("egress", "rollouts")]
+    (tmp_path / "kustomization.yaml").write_text(
+        yaml.safe_dump({"resources": [str(FOLDER / "base")], "components": components})
+    )
+    found = {(one["kind"], one["metadata"]["name"]): one for one in render(tmp_path)}
+    router = found["Deployment", "router"]
+    parser = weft.services.router.make_parser("router", "")
+    options = parser.parse_args(["--repository", "graphs", *container_of(router)["args"]])
+    assert not weft.router.arguments.usage_fault(options)
+    _, _, name = options.rollouts.partition("lease:weft/")
+    create, change = found["Role", "rollouts"]["rules"]
+    assert (["create"], [name], ["get", "update"]) == (create["verbs"], change["resourceNames"], change["verbs"])
+    (subject,) = found["RoleBinding", "rollouts"]["subjects"]
+    pod = pod_of(router)
+    assert subject["name"] == pod["spec"]["serviceAccountName"] == found["ServiceAccount", "router"]["metadata"]["name"]
+    assert pod["spec"]["automountServiceAccountToken"]
+    policy = found["NetworkPolicy", "rollouts-to-api-server"]["spec"]
+    assert matches(policy["podSelector"], pod["metadata"]["labels"])
 
 
 def test_deleting_an_overlay_leaves_the_models() -> None:

@@ -235,3 +235,83 @@ async def test_the_texts_that_serve_are_told(tmp_path: Path, target: Any) -> Non
         assert ("pipe", 1, graph("a").encode()) == (one.graph, one.version, one.text)
         with pytest.raises(grpc.aio.AioRpcError, match="'gone' is no graph of this router"):
             await s._stub.GraphSource(pb.GraphSourceRequest(graph="gone"))
+
+
+def split(*steps: str, more: str = "") -> str:
+    """A root splitter over models of these names."""
+    listed = " ".join(f'step {{ name: "{step}" model_name: "{step}" }}' for step in steps)
+    return graph(*steps).partition("node {")[0] + f'node {{ name: "root" splitter {{ {more} {listed} }} }}'
+
+
+async def test_counters_of_what_was_rolled_back_stay(tmp_path: Path, target: Any) -> None:
+    """Of steps and of versions, so that one sees why; until the router ends."""
+    make.write(tmp_path, split("a"))
+    async with served(tmp_path, target) as s:
+        make.write(tmp_path, split("b"))
+        make.write(tmp_path, split("c"), version="2")
+        await s.core.load("pipe", {})
+        await s.ask(version="1")
+        await s.ask()
+        await s.core.load("pipe", {"rollback": True})
+        assert "root[a]" == await s.ask()
+        name = 'weft_graph_step_requests_total{graph="pipe",status="OK",step="root[%s]",version="%s"}'
+        for _ in range(2):
+            assert [1, 1, 1] == [s.metrics().get(name % key) for key in (("a", "1"), ("b", "1"), ("c", "2"))]
+            counted = {one.version: one.success.count for one in s.core.statistics("", "") if one.name == "pipe"}
+            assert {"1": 2, "2": 1} == counted
+            make.write(tmp_path, split("a"))
+            await s.core._lifecycle.recheck()
+
+
+async def test_who_sets_weights_and_why_is_logged(
+    tmp_path: Path, target: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In one line, with the old and the new ones; not where a bandit or a rollout sets them."""
+    make.write(tmp_path, split("a", "b"))
+    make.write(tmp_path, graph("a", "b", name="learns"), name="learns")
+    more = "rollout { steps: [10, 100] guard { max_error_rate: 0.1 } }"
+    make.write(tmp_path, split("a", "b", more=more).replace("pipe", "rolls"), name="rolls")
+    async with served(tmp_path, target) as s:
+        request = pb.SetWeightsRequest(graph="pipe", node="root", weight={"b": 0.0}, reason="b is slow\n")
+        with caplog.at_level("WARNING"):
+            first = await s._stub.SetWeights(request)
+            second = await s._stub.SetWeights(pb.SetWeightsRequest(graph="pipe", node="root", weight={"b": 3.0}))
+        assert ({"a": 1.0, "b": 0.0}, True) == (dict(first.weight), second.revision >= first.revision > 0)
+        expected = f"weights of graph 'pipe' version 1, node 'root', revision {first.revision}, set by '', reason "
+        expected += "'b is slow\\n': {'a': 1.0, 'b': 1.0} -> {'a': 1.0, 'b': 0.0}"
+        assert expected in [record.getMessage() for record in caplog.records]
+        for name, node, why in (("learns", "ab", "has a 'bandit'"), ("rolls", "root", "has a 'rollout'")):
+            with pytest.raises(grpc.aio.AioRpcError, match=f"splitter '{node}' {why}, which sets its shares"):
+                await s._stub.SetWeights(pb.SetWeightsRequest(graph=name, node=node, weight={"a": 1.0}))
+        with pytest.raises(grpc.aio.AioRpcError, match="'nothing' is no graph of this router"):
+            await s._stub.SetWeights(pb.SetWeightsRequest(graph="nothing", node="root", weight={"a": 1.0}))
+
+
+async def test_rollouts_are_told_to_who_asks(tmp_path: Path, target: Any) -> None:
+    """Of a graph, or of every one; an action needs a graph, and a node where there are several."""
+    node = 'node { name: "%s" splitter { rollout { steps: [10] guard { max_error_rate: 0.1 } } '
+    node += 'step { name: "a" model_name: "a" } step { name: "b" model_name: "b" } } }'
+    head = graph("a").partition("node {")[0]
+    root = 'node { name: "root" sequence { step { name: "x" node: "one" output_map { key: "Y" value: "Z" } } '
+    root += 'step { name: "y" node: "two" input_map { key: "X" value: "Z" } } } }'
+    make.write(tmp_path, "\n".join([head, root, node % "one", node % "two"]))
+    make.write(tmp_path, graph("a", name="other"), name="other")
+    async with served(tmp_path, target) as s:
+
+        async def asked(**request: Any) -> Any:
+            try:
+                response = await s._stub.Rollout(pb.RolloutRequest(**request))
+            except grpc.aio.AioRpcError as error:
+                return f"{error.code().name}: {error.details()}"
+            return [(one.graph, one.node, one.candidate, one.percent, one.num_steps) for one in response.rollout]
+
+        assert [("pipe", "one", "b", 10, 1), ("pipe", "two", "b", 10, 1)] == await asked() == await asked(graph="pipe")
+        assert [("pipe", "two", "b", 10, 1)] == await asked(graph="pipe", node="two")
+        assert "INVALID_ARGUMENT: graph 'pipe' has rollouts of nodes one, two; give one 'node'" == await asked(
+            graph="pipe", action="PAUSE"
+        )
+        assert [("pipe", "two", "b", 0, 1)] == await asked(graph="pipe", node="two", action="ABORT")
+        assert "INVALID_ARGUMENT: 'graph' is missing" in await asked(action="PAUSE")
+        assert "NOT_FOUND: graph 'other' has no rollout" in await asked(graph="other")
+        assert "NOT_FOUND: 'nothing' is no graph of this router" == await asked(graph="nothing")
+        assert "INVALID_ARGUMENT: no action '9' of a rollout" in await asked(graph="pipe", node="one", action=9)

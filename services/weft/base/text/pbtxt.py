@@ -6,7 +6,7 @@ records the position of each field and finds all unknown names at once, with spe
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from weft.base.errors import InvalidArgumentError
-from weft.base.text.pbtxt_scan import FieldSpan, Scan, is_map
+from weft.base.text.pbtxt_scan import TOKEN, FieldSpan, Scan, is_map
 from weft.base.text.suggestion import suggestion
 
 __all__ = [
@@ -155,6 +155,23 @@ class Positions:
         end = self.text.find("\n", start)
         return self.text[start : end if end >= 0 else None].rstrip("\r")
 
+    def replaced(self, values: Mapping[str, str]) -> str:
+        """The text with these values of scalar fields; one that is not there comes first in its message."""
+        edits = []
+        for path, value in values.items():
+            field = path.rpartition(".")[2]
+            if path in self._places:
+                at = self._places[path].value
+                edits.append((at, scalar.end() if (scalar := TOKEN.match(self.text, at)) else at, value))
+            else:
+                inside = path.removesuffix(field)
+                at = min(place.name for name, place in self._places.items() if name.startswith(inside))
+                edits.append((at, at, f"{field}: {value} "))
+        text = self.text
+        for start, end, value in sorted(edits, reverse=True):
+            text = text[:start] + value + text[end:]
+        return text
+
     def _nearest(self, path: str) -> FieldSpan | None:
         while path and path not in self._places:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
@@ -182,7 +199,7 @@ def parse(text: str | bytes, message: M, *, file: str) -> tuple[M, Positions]:
         raise PbtxtError(_diagnostics(error, file, dict(reversed(scan.findings)), positions)) from None
     if scan.unknown_numbers:
         found = sorted(scan.unknown_numbers.items())
-        raise PbtxtError([_diagnostic(file, positions, positions.at(at), text) for at, text in found])
+        raise PbtxtError([diagnostic(file, positions, positions.at(at), text) for at, text in found])
     return message, positions
 
 
@@ -205,7 +222,7 @@ def _diagnostics(error: Exception, file: str, findings: dict[int, str], position
     """Findings of the tolerant pass, by offset, unless ``text_format`` stopped at an earlier error."""
     if yaml := _YAML.search(positions.text):
         cause = "this is YAML, not protobuf text format; of a KServe or Seldon Core graph, weft convert makes one"
-        return [_diagnostic(file, positions, positions.at(yaml.start()), cause)]
+        return [diagnostic(file, positions, positions.at(yaml.start()), cause)]
     if isinstance(error, text_format.ParseError):
         where = (error.GetLine() or 0, error.GetColumn() or 0)
         cause = _plain_cause(_ERROR_PREFIX.sub("", str(error)).rstrip("."))
@@ -213,8 +230,8 @@ def _diagnostics(error: Exception, file: str, findings: dict[int, str], position
         where = (0, 0)
         cause = "nested too deeply" if isinstance(error, RecursionError) else f"not a valid text-format file: {error}"
     if not findings or (0, 0) < where < positions.at(min(findings)):
-        return [_diagnostic(file, positions, where, cause)]
-    return [_diagnostic(file, positions, positions.at(at), findings[at]) for at in sorted(findings)]
+        return [diagnostic(file, positions, where, cause)]
+    return [diagnostic(file, positions, positions.at(at), findings[at]) for at in sorted(findings)]
 
 
 def _printable(text: str) -> str:
@@ -251,5 +268,5 @@ def _end_of(text: str) -> tuple[int, int]:
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
-def _diagnostic(file: str, positions: Positions, where: tuple[int, int], message: str) -> Diagnostic:
+def diagnostic(file: str, positions: Positions, where: tuple[int, int], message: str) -> Diagnostic:
     return Diagnostic(file, *where, message, source_line=positions.source_line(where[0]))

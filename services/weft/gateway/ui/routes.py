@@ -147,7 +147,9 @@ class _Page:
         action, name, node = (str(body.get(field, "")) for field in ("action", "name", "node"))
         identity, call = context.identity(), partial(self._resources.router.call, timeout_s=_CONTROL_TIMEOUT_S)
         if action in ("pause", "resume", "promote", "abort"):
-            change = graph_pb.RolloutRequest(action=action.upper(), graph=name, node=node)
+            change = graph_pb.RolloutRequest(
+                action=graph_pb.RolloutRequest.Action.Value(action.upper()), graph=name, node=node
+            )
             await self._live.ask("Rollout", change, identity)
         elif action == "unload":
             await call("RepositoryModelUnload", unload_request(name, {}), metadata=identity)

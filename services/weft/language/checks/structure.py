@@ -181,12 +181,15 @@ def _check_defaults(file: GraphFile, step: StepDefinition, report: GraphReport) 
 
 def _check_weights(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     given = [step for step in node.steps if f"{step.path}.weight" in file.positions]
+    least = "at least" if node.message.HasField("splitter") else "above"
     for step in given:
-        if not 0 < step.message.weight < math.inf:
-            hint = "; leave out a step that shall get nothing" if step.message.weight == 0 else ""
-            text = f"weight of step '{step.name}' is {step.message.weight:g}; it must be above 0 and finite{hint}"
+        weight = step.message.weight
+        if not 0 <= weight < math.inf or (weight == 0 and least == "above"):
+            text = f"weight of step '{step.name}' is {weight:g}; it must be {least} 0 and finite"
             report.error("G014", file, f"{step.path}.weight", text)
-    weights = [step.message.weight or 1.0 for step in node.steps]
+    weights = [step.message.weight if step.message.HasField("weight") else 1.0 for step in node.steps]
+    if given and not any(weights):
+        report.error("G014", file, f"{given[0].path}.weight", "every weight is 0; one of them must be above it")
     total = sum(weights)
     if math.isinf(total) and math.inf not in weights:
         report.error("G014", file, f"{given[0].path}.weight", "the sum of the weights is not finite; make them smaller")

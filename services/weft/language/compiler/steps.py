@@ -153,7 +153,7 @@ class StepBuilder(UseBuilder, ABC):
             when=when,
             cases=tuple(message.case),
             is_otherwise=message.otherwise,
-            weight=message.weight or 1.0,
+            weight=message.weight if message.HasField("weight") else 1.0,
             optional_outputs=optional_outputs,
             keeps_rows=scope.file.dialect.keeps_rows,
             timeout_ms=message.policy.timeout_ms,
@@ -161,11 +161,30 @@ class StepBuilder(UseBuilder, ABC):
             defaults=defaults,
             fallback=fallback,
             policies=policy_plans,
-            shadow=ShadowPlan(message.shadow.percent, message.shadow.max_inflight) if step.is_shadow else None,
+            shadow=self._shadow(scope, names) if step.is_shadow else None,
             max_inflight=message.policy.max_inflight,
             min_remaining_ms=min_remaining_ms(scope.file, policies, step.path, self.report),
         )
         return BuiltStep(plan, outputs, answered, responses)
+
+    def _shadow(self, scope: Scope, names: StepNames) -> ShadowPlan:
+        shadow, step = names.definition.message.shadow, names.definition
+        if not shadow.HasField("mirror_compare"):
+            return ShadowPlan(shadow.percent, shadow.max_inflight)
+        compare, known = shadow.mirror_compare, [*scope.names.outputs]
+        if isinstance(names.target, ModelTarget):
+            known = [spec.name for spec in names.target.signature.outputs if spec.name in known]
+        elif isinstance(names.target, NodeTarget):
+            known = [name for name in self.names.of_target(names.target).outputs if name in known]
+        outputs = tuple(compare.output) or tuple(known)
+        unknown = next((name for name in outputs if name not in known), None)
+        if not outputs or unknown is not None:
+            what = "an output" if unknown is None else f"'{unknown}'"
+            text = f"{describe(names.target)} and '{scope.node.name}' do not both give {what}, which is compared"
+            where = f"{step.path}.shadow.mirror_compare"
+            self.report.error("G042", scope.file, where, text + suggestion(unknown or "", known))
+        given = compare.rtol, compare.atol, compare.top_1
+        return ShadowPlan(shadow.percent, shadow.max_inflight, outputs, *given)
 
     def _action(
         self,

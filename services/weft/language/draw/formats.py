@@ -18,6 +18,8 @@ from weft.language.draw.layout import (
     lay_out,
 )
 
+#: Colour and dashes of the marks in a picture of two graphs.
+_MARKS = {"added": ("#1a7f37", "1 0"), "removed": ("#cf222e", "10 3"), "changed": ("#9a6700", "12 3 2 3")}
 _SUFFIXES = {Stroke.SOLID: "", Stroke.DASHED: " (soft)", Stroke.DOTTED: " (copy)"}
 
 
@@ -82,6 +84,7 @@ def _cluster(group: Group, ends: dict[str, tuple[str, str]], indent: str) -> lis
     lines = [f"{indent}subgraph cluster_{group.id} {{"]
     lines.append(f"{inner}{_attributes(label=_dot_text([f'{group.title} [{group.kind}]', *group.lines]))[1:-1]}")
     lines.append(f"{inner}style={_quoted(_style(group, 'rounded'))}")
+    lines += [f'{inner}color="{_MARKS[group.mark][0]}"; penwidth=2'] if group.mark else []
     if group.tooltip:
         lines.append(f"{inner}tooltip={_quoted(_escaped(group.tooltip))}")
     for item in group.items:
@@ -94,6 +97,7 @@ def _cluster(group: Group, ends: dict[str, tuple[str, str]], indent: str) -> lis
 def _dot_item(item: Item) -> str:
     style = _style(item, "rounded") if item.role in (Role.STEP, Role.MERGE) else _style(item)
     attributes = {"label": _dot_text([item.title, *item.lines]), "shape": _DOT_SHAPES[item.role], "style": style}
+    attributes |= {"color": _MARKS[item.mark][0], "penwidth": "2"} if item.mark else {}
     return f"{item.id} {_attributes(**attributes, tooltip=_escaped(item.tooltip))}"
 
 
@@ -164,6 +168,10 @@ def render_mermaid(diagram: Group) -> str:
         boxes = [box.id for box in diagram.boxes() if box.stroke is stroke]
         if boxes:
             lines += [f"    classDef {name} {style}", f"    class {','.join(boxes)} {name}"]
+    for mark, (colour, dashes) in _MARKS.items():
+        if boxes := [box.id for box in diagram.boxes() if box.mark == mark]:
+            lines.append(f"    classDef {mark} stroke:{colour},stroke-width:3px,stroke-dasharray: {dashes}")
+            lines.append(f"    class {','.join(boxes)} {mark}")
     return "\n".join(lines) + "\n"
 
 
@@ -206,12 +214,16 @@ path {{ fill: none; stroke: #24292f; stroke-width: 1.2; }}
 .sequence {{ fill: #f6f8fa; }} .switch {{ fill: #fffaf0; }} .splitter {{ fill: #fdf4fb; }}
 .ensemble {{ fill: #f3f9ff; }} .cascade {{ fill: #f5fbf5; }} .fallback {{ fill: #fbf7f4; }}
 .dashed {{ stroke-dasharray: 6 4; }} .dotted {{ stroke-dasharray: 2 3; }}
+.added {{ stroke: #1a7f37; stroke-width: 2.6; }} .removed {{ stroke: #cf222e; stroke-width: 2.6; }}
+.changed {{ stroke: #9a6700; stroke-width: 2.6; }}
+.removed {{ stroke-dasharray: 10 3; }} .changed {{ stroke-dasharray: 12 3 2 3; }}
 @media (prefers-color-scheme: dark) {{
 text {{ fill: #e6edf3; }} .kind {{ fill: #9198a1; }}
 rect, polygon {{ fill: #1c2128; stroke: #9198a1; }} path {{ stroke: #9198a1; }}
 .page {{ fill: #0d1117; stroke: none; }} .arrow {{ fill: #9198a1; stroke: none; }}
 .tensors {{ fill: #2d333b; }} .choice {{ fill: #423410; }} .merge {{ fill: #163a25; }}
 .sequence {{ fill: #131920; }} .switch {{ fill: #1f1a10; }} .splitter {{ fill: #211825; }}
+.added {{ stroke: #3fb950; }} .removed {{ stroke: #f85149; }} .changed {{ stroke: #d29922; }}
 .ensemble {{ fill: #101c2b; }} .cascade {{ fill: #111f18; }} .fallback {{ fill: #221b17; }}
 }}
 """
@@ -251,7 +263,7 @@ def _svg_box(place: PlacedBox) -> Iterator[str]:
     tooltip = f"<title>{_xml(box.tooltip)}</title>" if box.tooltip else ""
     step = f" data-step={quoteattr(_valid(box.path))}" if box.path else ""
     yield f'<g id="{box.id}" data-role="{"group" if isinstance(box, Group) else box.role.value}"{step}>{tooltip}'
-    yield _svg_outline(place, f"{kind} {box.stroke.value}")
+    yield _svg_outline(place, f"{kind} {box.stroke.value} {box.mark}".rstrip())
     suffix = f'<tspan class="kind" dx="8">{box.kind}</tspan>' if isinstance(box, Group) else ""
     x = place.x + (PADDING if isinstance(box, Group) else place.width / 2)
     anchor = "start" if isinstance(box, Group) else "middle"

@@ -316,7 +316,7 @@ class _Layers:
         """Items in every second row, edges in all that they pass; the label in one of the others."""
         ends = [(self._index[edge.source], self._index[edge.target]) for edge in self._forward]
         count = len(self._items)
-        is_node = self._group.kind != "fallback"
+        is_node = self._group.kind not in ("fallback", "versions")
         ranks = longest_path_ranks(ends, [int(is_node and i > 0) for i in range(count)])
         if is_node and count > 1:  # nothing stands beside the exit
             ranks[-1] = max(ranks[:-1]) + 1

@@ -1,8 +1,9 @@
 """What the bandits of all graphs have learned, and which recent requests can still be rewarded."""
 
 import random
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import isfinite
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ class Bandit:
     Args:
         arms: Statistics of the steps, in the order of ``names``. Other bandits may share and change them.
         weights: At least 0, one of them above 0; dimensionless.
+        known: As of ``Arms``.
     """
 
     def __init__(
@@ -43,12 +45,14 @@ class Bandit:
         weights: Sequence[float],
         plan: BanditPlan,
         generator: random.Random,
+        known: Collection[Arm] = (),
     ) -> None:
         self.names = tuple(names)
         self.arms = tuple(arms)
         self._min_pulls = plan.min_pulls
         self._algorithm = plan.algorithm
         self._arms = Arms(arms, weights, plan.epsilon, generator)
+        self._arms.known = known or self.arms
 
     def choose(self) -> tuple[int, float]:
         """Choose a step and count a pull; return its index and the probability with which it was drawn.
@@ -77,6 +81,21 @@ class Bandit:
         self._algorithm.learn(self._arms, index, reward, probability)
 
 
+class Scores:
+    """Rewards of the steps of a splitter that is no bandit; ``count`` has a function for each step."""
+
+    def __init__(self, names: Sequence[str], count: Sequence[Callable[[float], None]]) -> None:
+        self.names = tuple(names)
+        self.arms = tuple(Arm() for _ in names)
+        self._count = tuple(count)
+
+    def reward(self, index: int, reward: float, probability: float | None = None) -> None:
+        """Count a reward, in 0..1, for step ``index``."""
+        self.arms[index].num_rewards += 1
+        self.arms[index].reward_sum += reward
+        self._count[index](reward)
+
+
 class Pull(NamedTuple):
     """One choice.
 
@@ -88,14 +107,24 @@ class Pull(NamedTuple):
     """
 
     node: str
-    bandit: Bandit
+    bandit: Bandit | Scores
     step_index: int
     probability: float | None = None
     run: NodeRecord | None = None
     has_answered: bool = True
 
 
-def settle(pulls: list[Pull], root: NodeRecord) -> None:
+class Pulls(list[Pull]):
+    """The choices of one request.
+
+    Attributes:
+        reward: Was given before the request ended; counts when it does.
+    """
+
+    reward: float | None = None
+
+
+def settle(pulls: Pulls, root: NodeRecord) -> None:
     """At the end of a request, drop choices of lost attempts: keep those that its path shows."""
     last = {id(run): run.steps[-1] for run in _runs(root) if run.steps}
     found = ((pull, last.get(id(pull.run))) for pull in pulls)
@@ -104,6 +133,8 @@ def settle(pulls: list[Pull], root: NodeRecord) -> None:
         for pull, step in found
         if step is not None and step.status != SKIPPED
     ]
+    if pulls.reward is not None:
+        _rewarded("", pulls, pulls.reward)
 
 
 def _runs(run: NodeRecord) -> Iterator[NodeRecord]:
@@ -122,13 +153,13 @@ class RecentPulls:
         self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        #: (choices, bytes) by graph and request; the choices are None when feedback was given.
-        self._entries: OrderedDict[tuple[str, str], tuple[list[Pull] | None, int]] = OrderedDict()
+        #: (choices, bytes, time) by graph and request; the choices are None when feedback was given.
+        self._entries: OrderedDict[tuple[str, str], tuple[Pulls | None, int, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, graph: str, request_id: str, pulls: list[Pull], pull: Pull) -> None:
+    def add(self, graph: str, request_id: str, pulls: Pulls, pull: Pull) -> None:
         """Remember a choice for a request; a later request with the same id replaces an earlier one.
 
         Args:
@@ -140,13 +171,20 @@ class RecentPulls:
             return
         self._forget((graph, request_id))
         num_bytes = _ENTRY_BYTES + _PULL_BYTES + 4 * len(request_id)
-        self._entries[graph, request_id] = pulls, num_bytes
+        self._entries[graph, request_id] = pulls, num_bytes, time.monotonic_ns()
         self._num_bytes += num_bytes
         while len(self._entries) > self._max_requests or self._num_bytes > self._max_bytes:
             self._forget(next(iter(self._entries)))
 
-    def take(self, graph: str, request_id: str) -> list[Pull]:
+    def time_ns(self, graph: str, request_id: str) -> int:
+        """When the latest request with this id came, on the clock of this machine; 0 if none is known."""
+        return self._entries.get((graph, request_id), (None, 0, 0))[2]
+
+    def take(self, graph: str, request_id: str, after_ns: int = 0) -> Pulls:
         """Return the choices of a request, once.
+
+        Args:
+            after_ns: A request that came before is not meant: the client has used its id again.
 
         Raises:
             InvalidArgumentError: The id is empty, or longer than those that are remembered.
@@ -159,16 +197,16 @@ class RecentPulls:
                 "of the request instead, the value of its trailing metadata x-graph-path"
             )
         key = graph, request_id
-        if key not in self._entries:
+        if self.time_ns(*key) <= after_ns:
             raise NotFoundError(
                 f"no request {request_id!r} of graph '{graph}' that passed a bandit is known; the latest "
                 f"{self._max_requests} since the start of this router are; give the path of an older one instead, the "
                 "value of its trailing metadata x-graph-path"
             )
-        pulls, num_bytes = self._entries[key]
+        pulls, num_bytes, time_ns = self._entries[key]
         if pulls is None:
             raise AlreadyExistsError(f"feedback for request {request_id!r} of graph '{graph}' was already given")
-        self._entries[key] = None, num_bytes
+        self._entries[key] = None, num_bytes, time_ns
         return pulls
 
     def _forget(self, key: tuple[str, str]) -> None:
@@ -186,20 +224,25 @@ class KnownArm(NamedTuple):
 
 
 class BanditChoice(NamedTuple):
-    """The step that the bandit ``plan`` of a node chose; ``has_answered`` as of ``Pull``."""
+    """The step that a node with a bandit ``plan``, or a rollout, chose; ``has_answered`` as of ``Pull``."""
 
     node: NodePlan
-    plan: BanditPlan
+    plan: BanditPlan | None
     step: str
     has_answered: bool
 
 
 class BanditStore:
-    """Owns every arm, keyed by graph, splitter path and step name, so that a graph's versions share its knowledge."""
+    """Owns every arm, keyed by graph, splitter path and step name, so that a graph's versions share its knowledge.
+
+    Attributes:
+        scores: What else feedback counts for, by graph and splitter path: rollouts.
+    """
 
     def __init__(self, generator: random.Random | None = None, recent: RecentPulls | None = None) -> None:
         self._generator = generator if generator is not None else random.Random()  # noqa: S311  # no secret
-        self._recent = recent if recent is not None else RecentPulls()
+        self.recent = recent if recent is not None else RecentPulls()
+        self.scores: dict[tuple[str, str], Scores] = {}
         self._arms: dict[tuple[str, str], dict[str, Arm]] = {}
 
     @property
@@ -214,16 +257,17 @@ class BanditStore:
                 yield KnownArm(graph, node, step, arm)
 
     def chooser(
-        self, graph: str, node: NodePlan, plan: BanditPlan
-    ) -> Callable[[str, list[Pull] | None, NodeRecord], int]:
+        self, graph: str, node: NodePlan, plan: BanditPlan, weights: Sequence[float] = ()
+    ) -> Callable[[str, Pulls | None, NodeRecord], int]:
         """Return a function that chooses steps for one splitter, continuing from earlier statistics of its steps.
 
         It takes the request's id, which may be "", its choices so far (None for a request that gets no feedback and is
-        not remembered) and the run of the splitter; it counts a pull and returns the index of the step.
+        not remembered) and the run of the splitter; it counts a pull and returns the index of the step. ``weights`` are
+        the plan's by default.
         """
-        bandit, recent = self._bandit(graph, node, plan), self._recent
+        bandit, recent = self._bandit(graph, node, plan, weights), self.recent
 
-        def choose(request_id: str, pulls: list[Pull] | None, run: NodeRecord) -> int:
+        def choose(request_id: str, pulls: Pulls | None, run: NodeRecord) -> int:
             index, probability = bandit.choose()
             if pulls is not None:
                 recent.add(graph, request_id, pulls, Pull(node.path, bandit, index, probability, run))
@@ -248,8 +292,8 @@ class BanditStore:
             arm.log_weight -= best
         return best
 
-    def reward_request(self, graph: str, request_id: str, reward: float) -> list[KnownArm]:
-        """Reward every step that a bandit chose for the request; return those steps.
+    def reward_request(self, graph: str, request_id: str, reward: float, after_ns: int = 0) -> list[KnownArm]:
+        """Reward every step that a bandit chose for the request, when that has ended; return those steps.
 
         Raises:
             InvalidArgumentError: The reward is outside 0..1, or such ids are not remembered.
@@ -257,20 +301,26 @@ class BanditStore:
             AlreadyExistsError: The request was rewarded before; nothing was counted now.
         """
         _check(reward)
-        return _rewarded(graph, self._recent.take(graph, request_id), reward)
+        pulls = self.recent.take(graph, request_id, after_ns)
+        if all(pull.run is None for pull in pulls):
+            return _rewarded(graph, pulls, reward)
+        pulls.reward = reward
+        return _arms(graph, pulls)
 
     def reward_choices(self, graph: str, choices: Sequence[BanditChoice], reward: float) -> list[KnownArm]:
         """Reward the given steps, in 0..1, each as often as listed; return them."""
         _check(reward)
-        pulls = []
+        pulls: list[Pull] = []
         for node, plan, step, has_answered in choices:
-            bandit = self._bandit(graph, node, plan)
-            pulls.append(Pull(node.path, bandit, bandit.names.index(step), has_answered=has_answered))
+            rewarded: list[Bandit | Scores] = [] if plan is None else [self._bandit(graph, node, plan)]
+            rewarded += [self.scores[key]] if (key := (graph, node.path)) in self.scores else []
+            pulls += [Pull(node.path, one, one.names.index(step), has_answered=has_answered) for one in rewarded]
         return _rewarded(graph, pulls, reward)
 
-    def _bandit(self, graph: str, node: NodePlan, plan: BanditPlan) -> Bandit:
+    def _bandit(self, graph: str, node: NodePlan, plan: BanditPlan, weights: Sequence[float] = ()) -> Bandit:
         names, arms = zip(*((known.step, known.arm) for known in self.arms(graph, node)), strict=True)
-        return Bandit(names, arms, [step.weight for step in node.steps], plan, self._generator)
+        known = self._arms[graph, node.path].values()
+        return Bandit(names, arms, weights or [step.weight for step in node.steps], plan, self._generator, known)
 
 
 def add_up(arm: Arm, more: Arm) -> None:
@@ -282,12 +332,18 @@ def add_up(arm: Arm, more: Arm) -> None:
 
 
 def _rewarded(graph: str, pulls: Sequence[Pull], reward: float) -> list[KnownArm]:
-    """Reward the pulls; returns their arms, each once. An arm that has not answered gets 0."""
-    found: dict[tuple[str, str], KnownArm] = {}
+    """Reward the pulls; returns their arms. An arm that has not answered gets 0."""
     for pull in pulls:
         pull.bandit.reward(pull.step_index, reward if pull.has_answered else 0.0, pull.probability)
-        step = pull.bandit.names[pull.step_index]
-        found[pull.node, step] = KnownArm(graph, pull.node, step, pull.bandit.arms[pull.step_index])
+    return _arms(graph, pulls)
+
+
+def _arms(graph: str, pulls: Sequence[Pull]) -> list[KnownArm]:
+    """The arms of the pulls, each once, those of bandits before others."""
+    found: dict[tuple[str, str], KnownArm] = {}
+    for node, bandit, index, *_ in pulls:
+        step = bandit.names[index]
+        found.setdefault((node, step), KnownArm(graph, node, step, bandit.arms[index]))
     return list(found.values())
 
 
@@ -347,7 +403,7 @@ class _PathReader:
             step = step.fallback
             self._at += 1 + len(step.name)
             self._run(step)
-        if node.bandit is not None:
+        if node.bandit is not None or node.rollout is not None:
             self._choices.insert(at, BanditChoice(node, node.bandit, chosen.name, has_answered))
 
     def _run(self, step: StepPlan) -> bool:

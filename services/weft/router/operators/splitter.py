@@ -1,16 +1,19 @@
 """The splitter: runs one of its steps, drawn by weight or chosen by a bandit from feedback."""
 
 import random
+import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
 from math import log
 from typing import Any, ClassVar
 
+from opentelemetry.trace import get_current_span
 from typing_extensions import override
 
+from weft.base.text.pbtxt import suggestion
 from weft.language.bandit_algorithms import ALGORITHMS, BanditPlan
 from weft.language.checks.fields import check_choices
 from weft.language.compiler.nodes import NodeBuilder
@@ -20,15 +23,24 @@ from weft.language.compiler.state import stateful_model
 from weft.language.description import condition_text, counted, share
 from weft.language.path_form import PathForm
 from weft.language.plan import Condition, Description, End
+from weft.language.rollouts import RolloutPlan
 from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.conditions import Purpose
+from weft.router.bandits.store import Pull, Scores
 from weft.router.operators.alternatives import AlternativesKind, AlternativesNode, branch_flows, only_branch
+from weft.router.reporting.path import SKIPPED, StepRecord
+from weft.router.rollouts.counts import ArmCounts
+from weft.router.rollouts.machine import begin, weights_now
 from weft.router.steps.node import Node, NodeParts, OperatorPlan
+from weft.router.steps.responses import stream_of
 from weft.router.steps.run import Run
 from weft_protos import graph_pb2 as pb
 
 _DEFAULT_EPSILON = 0.1
 _STICKY_BY = Purpose("sticky_by", ("string", "int"))
+#: Limit of a rollout's guard -> the greatest value; all are above 0.
+_GREATEST = {"max_error_rate": 1.0, "max_p99_ms": 1e9, "max_p99_ratio": 1e9, "min_score": 1.0, "min_agreement": 1.0}
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +51,7 @@ class SplitterPlan(OperatorPlan):
         sticky_by: Equal values draw the same step; None: drawn at random.
         salt: Hashed together with that value.
         bandit: Adapts the shares to feedback; None: the weights are the shares.
+        rollout: Raises the share of a new step; None: the shares stay.
     """
 
     kind: ClassVar[str] = "splitter"
@@ -48,6 +61,13 @@ class SplitterPlan(OperatorPlan):
     sticky_by: Condition | None = None
     salt: str = ""
     bandit: BanditPlan | None = None
+    rollout: RolloutPlan | None = None
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Of the steps, at first."""
+        weights = tuple(step.weight for step in self.steps)
+        return weights if self.rollout is None else weights_now(self.rollout, begin(self.rollout, 0))
 
     @property
     @override
@@ -60,7 +80,7 @@ class SplitterPlan(OperatorPlan):
 
     @override
     def describe(self) -> Description:
-        total = sum(step.weight for step in self.steps)
+        total = sum(self.weights)
         notes = [f"sticky by {condition_text(self.sticky_by)}"] if self.sticky_by is not None else []
         notes += [f"salt {self.salt}"] if self.salt else []
         if self.bandit is not None:
@@ -68,12 +88,13 @@ class SplitterPlan(OperatorPlan):
             notes.append(f"{name}{epsilon * self.bandit.algorithm.takes_epsilon}")
             if self.bandit.min_pulls:
                 notes.append(f"first {counted(self.bandit.min_pulls, 'request')} for each by weight")
+        notes += [self.rollout.text()] if self.rollout is not None else []
         return Description(
             kind=self.kind,
             steps=(*self.steps, *self.shadows),
             entry=End("one by weight" if self.bandit is None else "one by feedback", tuple(notes)),
             exit=End("its answer"),
-            flows=branch_flows(self, [share(step.weight, total) for step in self.steps]),
+            flows=branch_flows(self, [share(weight, total) for weight in self.weights]),
         )
 
 
@@ -96,7 +117,8 @@ class SplitterKind(AlternativesKind):
         if message.HasField("bandit"):
             algorithm = ALGORITHMS[pb.Bandit.Algorithm.Name(given.algorithm)]
             bandit = BanditPlan(algorithm, given.epsilon or _DEFAULT_EPSILON, given.min_pulls)
-        return {"sticky_by": sticky_by, "salt": message.salt, "bandit": bandit}
+        rollout = _rollout(scope) if message.HasField("rollout") else None
+        return {"sticky_by": sticky_by, "salt": message.salt, "bandit": bandit, "rollout": rollout}
 
     @override
     def check_fields(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
@@ -118,6 +140,13 @@ class SplitterKind(AlternativesKind):
         if not 0 <= epsilon <= 1 or (epsilon == 0 and where in file.positions):
             text = f"'epsilon' is {epsilon:g}; give the share of requests that explore, above 0 to 1, for example 0.1"
             report.error("G025", file, where, text)
+        if splitter.HasField("rollout"):
+            for where, text in _faults(node):
+                report.error("G042", file, f"{path}.rollout{where}", text)
+            idle = [] if splitter.HasField("bandit") else [step for step in node.steps if step.name == _candidate(node)]
+            for step in idle:
+                why = "on the candidate of a rollout, whose 'steps' are its shares"
+                report.refuse(file, step.path, [("weight", f"{step.path}.weight" in file.positions)], why)
 
 
 def _check_sequences(builder: NodeBuilder, scope: Scope) -> None:
@@ -126,13 +155,78 @@ def _check_sequences(builder: NodeBuilder, scope: Scope) -> None:
     found = stateful_model(scope.names.steps, builder.names)
     if not found or "sequence_id" in scope.node.message.splitter.sticky_by:
         return
-    for field in ("sticky_by", "bandit"):
+    for field in ("sticky_by", "bandit", "rollout"):
         if f"{path}.{field}" in scope.file.positions:
             text = (
                 f"{found} keeps the state of sequences (sequence_batching), and '{field}' sends the requests "
                 "of one sequence to different steps; leave it out: without it a sequence stays with its step"
             )
             builder.report.error(STATE, scope.file, f"{path}.{field}", text, is_name=True)
+
+
+def _candidate(node: NodeDefinition) -> str:
+    return node.message.splitter.rollout.candidate or node.steps[-1].name
+
+
+def _seconds(text: str) -> float | None:
+    """The time of ``10m``; None if it is none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
+    return float(found[1]) * _UNITS_S[found[2]] if found else None
+
+
+def _faults(node: NodeDefinition) -> Iterator[tuple[str, str]]:
+    """What is wrong with a rollout: (the field, a message)."""
+    rollout, names = node.message.splitter.rollout, [step.name for step in node.steps]
+    guard, shares, has_bandit = rollout.guard, list(rollout.steps), node.message.splitter.HasField("bandit")
+    if len(names) < 2:
+        yield "", "a rollout compares its candidate with other steps; add the step that serves today"
+    if _candidate(node) not in names:
+        text = f"'{node.name}' has no step '{rollout.candidate}', which 'candidate' names"
+        yield ".candidate", text + suggestion(rollout.candidate, names)
+    if has_bandit and shares:
+        yield ".steps", "'steps' are the candidate's shares, and here the 'bandit' sets them; leave out one of the two"
+    elif not has_bandit and not (shares and shares == sorted({*shares}) and shares[0] > 0 and shares[-1] <= 100):
+        shown = ", ".join(f"{share:g}" for share in shares)
+        yield ".steps", f"'steps' are [{shown}]; give rising shares in percent, above 0 to 100: [5, 20, 50, 100]"
+    if rollout.every and _seconds(rollout.every) is None:
+        yield ".every", f"'every' is '{rollout.every}'; give a time with its unit: '30s', '10m' or '2h'"
+    limits = [(field.name, value) for field, value in guard.ListFields() if field.name in _GREATEST]
+    if not limits:
+        yield ".guard" * rollout.HasField("guard"), f"a rollout needs a limit in its 'guard': {', '.join(_GREATEST)}"
+    if guard.false_alarm_rate:
+        limits.append(("false_alarm_rate", guard.false_alarm_rate))
+    for name, value in limits:
+        if not 0 < value <= _GREATEST.get(name, 0.5):
+            yield f".guard.{name}", f"'{name}' is {value:g}; give a number above 0 to {_GREATEST.get(name, 0.5):g}"
+    if guard.HasField("min_agreement") and not any(
+        one.message.shadow.HasField("mirror_compare") for one in node.shadows
+    ):
+        text = "'min_agreement' needs answers that are compared; give the splitter a step with 'shadow { percent: 10 "
+        yield ".guard.min_agreement", text + "mirror_compare { } }'"
+
+
+def _rollout(scope: Scope) -> RolloutPlan | None:
+    node, message = scope.node, scope.node.message.splitter.rollout
+    found = [index for index, step in enumerate(node.steps) if step.name == _candidate(node)]
+    if not found:
+        return None
+    candidate = node.steps[found[0]].message
+    parts = [message, candidate, *(one.message for one in scope.file.all_nodes if candidate.node and one is not node)]
+    digest = blake2b(repr([step.name for step in node.steps]).encode(), digest_size=16)
+    for part in parts:
+        digest.update(part.SerializeToString(deterministic=True))
+    return RolloutPlan(
+        candidate=_candidate(node),
+        index=found[0],
+        weights=tuple(one.weight if one.HasField("weight") else 1.0 for one in (step.message for step in node.steps)),
+        shares=tuple(share / 100.0 for share in message.steps),
+        every_s=_seconds(message.every) or 0.0,
+        limits={field.name: value for field, value in message.guard.ListFields() if field.name in _GREATEST},
+        false_alarm_rate=message.guard.false_alarm_rate or 0.05,
+        min_requests=message.guard.min_requests,
+        pauses=message.on_failure == pb.Rollout.PAUSE,
+        digest=digest.hexdigest(),
+    )
 
 
 class SplitterNode(AlternativesNode):
@@ -143,19 +237,59 @@ class SplitterNode(AlternativesNode):
 
     def __init__(self, plan: SplitterPlan, parts: NodeParts) -> None:
         super().__init__(plan, parts)
-        self._sticky_by = plan.sticky_by
-        names, weights = [step.name for step in plan.steps], [step.weight for step in plan.steps]
-        self._choice = WeightedChoice(names, weights, plan.salt, parts.runtime.generator)
-        self._index_by_name = {name: index for index, name in enumerate(names)}
-        graph, bandits = parts.error_context.graph, parts.runtime.bandits
-        self._bandit = None if plan.bandit is None else bandits.chooser(graph, plan, plan.bandit)
+        self._splitter, self._sticky_by = plan, plan.sticky_by
+        self._names = [step.name for step in plan.steps]
+        self._index_by_name = {name: index for index, name in enumerate(self._names)}
+        graph = parts.error_context.graph
+        self._rollout = None
+        if plan.rollout is not None:
+            self._rollout = parts.runtime.rollouts.register(graph, plan.path, plan.rollout)
+            count = [self._rollout.arm(index).count_score for index in range(len(plan.steps))]
+            self._scores = parts.runtime.bandits.scores[graph, plan.path] = Scores(self._names, count)
+        self._split(plan.weights if self._rollout is None else self._rollout.weights)
 
     @override
     async def run(self, run: Run) -> None:
-        await self._steps[self._choose(run)].run(run)
+        rollout, step = self._rollout, self._steps[index := self._choose(run)]
+        if rollout is None:
+            await step.run(run)
+            return
+        request = run.request
+        if rollout.news and (span := get_current_span(run.context)).is_recording():
+            span.set_attribute("weft.rollout", rollout.news)
+            rollout.news = ""
+        if request.pulls is not None:
+            pull = Pull(self.plan.path, self._scores, index, run=run.record)
+            self._runtime.bandits.recent.add(rollout.graph, request.scope.request_id, request.pulls, pull)
+        try:
+            await step.run(run)
+        finally:
+            if run.record.steps:
+                self._count(rollout.arm(index), run.record.steps[-1], run)
+
+    def _split(self, weights: Sequence[float]) -> None:
+        plan, runtime = self._splitter, self._runtime
+        self._weights = weights
+        self._choice = WeightedChoice(self._names, weights, plan.salt, runtime.generator)
+        graph = self._error_context.graph
+        self._bandit = None if plan.bandit is None else runtime.bandits.chooser(graph, plan, plan.bandit, weights)
+
+    def _count(self, arm: ArmCounts, record: StepRecord, run: Run) -> None:
+        """Count a run for the rollout; a stream when it ends, with the time to its first response.
+
+        A run that was cancelled counts only if its time was up: it is late, and the client has not gone.
+        """
+        duration_ns = record.end_ns - record.start_ns
+        stream = stream_of(record, run) if record.status == "OK" else None
+        if stream is not None:
+            stream.when_over(lambda _: arm.count(duration_ns, is_ok=record.status in ("OK", "CANCELLED")))
+        elif record.status not in (SKIPPED, "CANCELLED") or _is_late(record, run):
+            arm.count(duration_ns, is_ok=record.status == "OK")
 
     def _choose(self, run: Run) -> int:
         request = run.request
+        if self._rollout is not None and self._rollout.weights is not self._weights:
+            self._split(self._rollout.weights)
         if request.pins is not None:
             index = self._index_by_name.get(request.pins.get(self.plan.name, ""))
             if index is not None:
@@ -169,6 +303,10 @@ class SplitterNode(AlternativesNode):
         if request.is_in_sequence:  # its state is where its first request went
             return self._choice.by_key(str(request.scope.parameters["sequence_id"]))
         return self._choice.by_chance()
+
+
+def _is_late(record: StepRecord, run: Run) -> bool:
+    return record.status == "CANCELLED" and run.deadline_ns is not None and record.end_ns >= run.deadline_ns
 
 
 class WeightedChoice:

@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
@@ -16,6 +16,8 @@ from weft.base.statistics import (
     LatencyHistogram,
     ModelStatistics,
 )
+
+_MAX_KEPT = 1000
 
 
 def count_answer(
@@ -74,6 +76,7 @@ class StepCounters:
         latency: Of runs that ended with status OK; its buckets also give their number.
         failures: Other runs by status, including SKIPPED and CANCELLED.
         events: Counts of policies, fallbacks and shadows, by metric name without ``weft_graph_step_``.
+        compared: Answers of a shadow that were compared, by tensor and whether it agrees.
     """
 
     graph: str
@@ -82,6 +85,7 @@ class StepCounters:
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     failures: dict[str, int] = field(default_factory=dict)
     events: Counter[str] = field(default_factory=Counter)
+    compared: Counter[tuple[str, bool]] = field(default_factory=Counter)
 
     def count_failure(self, status: str) -> None:
         """Count a run that did not end with OK."""
@@ -89,9 +93,14 @@ class StepCounters:
 
 
 class StepCounterTable:
-    """Counters of all steps in use; those of a graph continue when it is replaced."""
+    """Counters of all steps in use; those of a graph continue when it is replaced.
+
+    Attributes:
+        kept: The latest that were withdrawn by a rollback, which stay in the metrics.
+    """
 
     def __init__(self) -> None:
+        self.kept: deque[StepCounters] = deque(maxlen=_MAX_KEPT)
         self._counters: WeakValueDictionary[tuple[str, str, str], StepCounters] = WeakValueDictionary()
 
     def of(self, graph: str, version: str, path: str) -> StepCounters:

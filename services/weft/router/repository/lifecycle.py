@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from weft.language.syntax.file import GraphError, GraphSource
 from weft.router.compile import names_called
 from weft.router.repository.files import GraphRepository, VersionFile
 from weft.router.repository.serving import GraphSources, ServingGraph, compiled, why_not_ready
-from weft.router.repository.table import Graph, GraphTable, GraphVersion, texts
+from weft.router.repository.table import ROLLED_BACK, Graph, GraphTable, GraphVersion, texts
 from weft.router.runtime import Runtime
 from weft.router.targets.catalog import TargetCatalog
 
@@ -150,6 +150,24 @@ class GraphLifecycle:
                 entry.withdraw("unloaded")
             self._table.choose_defaults([name])
 
+    async def edit(self, name: str, version: str, change: Callable[[GraphSource], GraphSource]) -> None:
+        """Serve a version with another text, until files are loaded again or it is rolled back.
+
+        Raises NotFoundError, UnavailableError if it is not loaded, or WeftError as ``change`` and the compiler do.
+        """
+        async with self.lock:
+            entry = self._table.find(name, version)
+            if entry is None or entry.serving is None:
+                self._known(name)
+                raise UnavailableError(f"graph '{name}' is not loaded")
+            entry.candidate = change(entry.serving.source)
+            with self._remembered([name]):
+                failures = await self.settle([entry])
+            if failures:
+                entry.candidate, entry.reason = None, ""
+                raise failures[entry]
+            await self._renew_around({name})
+
     async def rollback(self, name: str) -> None:
         """Restore what was in service before the last change of the graph's files; a second rollback undoes it.
 
@@ -178,11 +196,13 @@ class GraphLifecycle:
                 raise UnavailableError(f"graph '{name}' cannot be rolled back: {reason}")
             replaced = graph.serving
             for version in graph.versions.keys() - restored.keys():
-                graph.versions[version].withdraw("rolled back")
+                graph.versions[version].withdraw(ROLLED_BACK)
             for version, serving in restored.items():
                 file = VersionFile(name, version, Path(serving.source.file))
                 (graph.versions.get(version) or graph.entry(file)).put(serving)
             graph.previous = replaced
+            for serving in replaced.values():
+                self._runtime.step_counters.kept.extend(serving.step_counters)
             self._table.choose_defaults([name])
             _log.warning("graph '%s' is rolled back: versions %s serve", name, ", ".join(restored))
             await self._renew_around({name})

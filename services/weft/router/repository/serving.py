@@ -144,6 +144,8 @@ class ServingGraph:
         self.arms: tuple[KnownArm, ...] = tuple(
             arm for node in bandits.values() for arm in runtime.bandits.arms(name, node)
         )
+        rollouts = {node.path: node.rollout for node, _ in steps if node.rollout is not None}
+        self.rollouts = tuple(runtime.rollouts.register(name, path, one) for path, one in rollouts.items())
         self._nested = dict(nested)
 
     @property

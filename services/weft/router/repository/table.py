@@ -12,8 +12,12 @@ from weft.language.syntax.file import GraphSource
 from weft.router.reporting.counters import StepCounters
 from weft.router.repository.files import VersionFile
 from weft.router.repository.serving import ServingGraph, why_degraded, why_not_ready
+from weft.router.rollouts.store import Rollout
 from weft.router.targets.catalog import TargetCatalog
 from weft_protos.model_config_pb2 import ModelConfig
+
+#: Reason of a version that a rollback took out of service.
+ROLLED_BACK = "rolled back"
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +49,11 @@ class GraphVersion:
     def label(self) -> str:
         """Name and version, for messages."""
         return f"graph '{self.file.name}' version {self.file.version}"
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its statistics are told without its name: it is in service, or was until it was rolled back."""
+        return self.is_wanted or self.reason == ROLLED_BACK
 
     def put(self, serving: ServingGraph) -> None:
         """Put a graph into service."""
@@ -129,6 +138,12 @@ class GraphTable:
             return []
         entries = [entry] if version else [entry, *reversed(self.graphs[name].versions.values())]
         return list({id(e): e.serving.plan for e in entries if e.serving is not None}.values())
+
+    def rollouts(self, name: str) -> list[Rollout]:
+        """The rollouts of a graph; of versions that have one at the same node, that of the default one or the last."""
+        entries = [*self.graphs[name].versions.values(), *filter(None, [self.find(name, "")])]
+        rollouts = (one for entry in entries if entry.serving is not None for one in entry.serving.rollouts)
+        return list({one.node: one for one in rollouts}.values())
 
     def served(self, name: str) -> Mapping[str, GraphSource]:
         """The sources in service under a name, by version."""

@@ -1,7 +1,7 @@
 """The state of a running request: ``GraphRequest``, ``Run`` (one run of a node) and ``OpenStream``."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ from weft.base.core import CallContext, ParameterValue
 from weft.base.tensors import WireTensor
 from weft.language.plan import Frame
 from weft.language.request_scope import RequestScope
-from weft.router.bandits.store import Pull
+from weft.router.bandits.store import Pulls
 from weft.router.reporting.path import NodeRecord
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class GraphRequest:
         stream: Open stream of the step or node that has run: more responses may come.
         parts: The streams whose responses it processes, with the number of each response.
         broken: Streams of soft steps that failed after their first response, as ``path: code``; shared by all forks.
+        on_end: Called when the request is over; shared by all forks.
     """
 
     scope: RequestScope
@@ -86,10 +87,11 @@ class GraphRequest:
     captures: Mapping[str, tuple[str, ...]] | None = None
     captured: dict[str, WireTensor] = field(default_factory=dict)
     is_collected: bool = False
-    pulls: list[Pull] | None = field(default_factory=list)
+    pulls: Pulls | None = field(default_factory=Pulls)
     stream: OpenStream | None = None
     parts: tuple[tuple[ResponsePart, int], ...] = ()
     broken: list[str] = field(default_factory=list)
+    on_end: list[Callable[[], None]] = field(default_factory=list)
 
     async def is_last(self, timeout_s: float) -> bool:
         """Whether no further response follows in its streams, as far as known within ``timeout_s``."""
@@ -122,6 +124,7 @@ class GraphRequest:
             is_collected=self.is_collected,
             pulls=self.pulls,
             broken=self.broken,
+            on_end=self.on_end,
         )
 
     def merge(self, attempt: "GraphRequest") -> None:

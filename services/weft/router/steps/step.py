@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from opentelemetry.trace import Span
@@ -19,6 +19,7 @@ from weft.router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft.router.reporting.spans import end_step_span, start_step_span, step_attributes
 from weft.router.runtime import Runtime
 from weft.router.steps.action import Action, ConditionFailedError, Defaults, ErrorContext
+from weft.router.steps.mirror import Mirror
 from weft.router.steps.responses import close_streams, responses_of, stream_of
 from weft.router.steps.run import Run
 
@@ -191,9 +192,12 @@ class Step:
 class ShadowStep(Step):
     """Sends copies of a share of the requests to another step; never answers and never fails."""
 
-    def __init__(self, step: Step, shadow: ShadowPlan, runtime: Runtime, counters: StepCounters) -> None:
+    def __init__(
+        self, step: Step, shadow: ShadowPlan, runtime: Runtime, counters: StepCounters, mirror: Mirror | None = None
+    ) -> None:
         super().__init__(step.plan, step.action, step.error_context, runtime.clock_ns, counters, step.defaults)
         self._step = step
+        self._mirror = mirror
         self._share = shadow.percent / 100
         self._max_inflight = runtime.share(shadow.max_inflight)
         self._runtime = runtime
@@ -218,16 +222,25 @@ class ShadowStep(Step):
         limit_ns = runtime.clock_ns() + self._lifetime_ns
         scope = dataclasses.replace(request.scope, deadline_ns=limit_ns)
         headers: Mapping[str, str] = {**request.headers, SHADOW_HEADER: "1"}
-        copy = dataclasses.replace(request.fork(), scope=scope, headers=headers, pulls=None)
+        mirror = None if SHADOW_HEADER in request.headers else self._mirror  # a copy of a copy is not compared
+        captures = None if mirror is None else mirror.captures
+        copy = dataclasses.replace(request.fork(), scope=scope, headers=headers, pulls=None, captures=captures)
         self._num_inflight += 1
         self._counters.events["shadows_sent"] += 1
         own = Run(copied, copy, limit_ns, run.context, NodeRecord(self._name))
-        runtime.shadows.start(self._send(own), self._ended)
+        compare = None
+        if mirror is not None:
+            over = asyncio.Event()
+            request.on_end.append(over.set)
+            compare = partial(mirror.compare, own, run, over)
+        runtime.shadows.start(self._send(own, compare), self._ended)
         return False
 
-    async def _send(self, run: Run) -> None:
+    async def _send(self, run: Run, compare: Callable[[], Awaitable[None]] | None) -> None:
         try:
             await self._step.run(run)
+            if compare is not None:
+                await compare()
             async with contextlib.aclosing(responses_of(run)) as responses:
                 async for _ in responses:
                     pass

@@ -13,16 +13,17 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from tests.case_files import Case, cases
 
-from weft.base.errors import WeftError
+from weft.base.errors import AlreadyExistsError, NotFoundError, WeftError
 from weft.language.bandit_algorithms import ALGORITHMS, Arm, BanditPlan
 from weft.language.plan import NodePlan, StepPlan
 from weft.router.bandits.store import (
     MAX_PULLS,
     BanditChoice,
     BanditStore,
-    Pull,
+    Pulls,
     RecentPulls,
     settle,
 )
@@ -37,7 +38,11 @@ PLAN = BanditPlan(ALGORITHMS["EPSILON_GREEDY"], 0.1, 0)
 @dataclass
 class Request:
     request_id: str = ""
-    pulls: list[Pull] | None = field(default_factory=list)
+    pulls: Pulls | None = field(default_factory=Pulls)
+
+    def end(self) -> None:
+        """The request has ended, and every step that it passed has answered."""
+        self.pulls[:] = [pull._replace(run=None) for pull in self.pulls]
 
 
 def request(request_id: str = "") -> Request:
@@ -86,9 +91,11 @@ class Script:
             self.choosers[verb] = chooser(self.store, f"root/{verb}", words)
         elif verb == "choose":
             for _ in range(int(words[2]) if words[2:] and words[2].isdigit() else 1):
-                asked = Request(self._id(words[1]), None if "shadow" in words else [])
+                asked = Request(self._id(words[1]), None if "shadow" in words else Pulls())
                 for one in words[0].split(","):
                     self.choosers[one].choose(asked)
+                if asked.pulls is not None:
+                    asked.end()
         elif verb == "figures":
             known = [f"{path} {' '.join(f'{one:g}' for one in ones)}" for path, ones in figures(self.store).items()]
             return "\n".join([*known, f"{len(self.recent)} requests are remembered"])
@@ -151,6 +158,54 @@ def test_a_fallback_earns_nothing_for_the_step_that_failed() -> None:
     assert {"root/ab[A]": (1, 1, 0.0)} == figures(store)
 
 
+def test_feedback_before_the_end_of_a_request_counts_at_its_end() -> None:
+    """Once, and for the steps that its path shows; what a lost attempt chose, or has failed, earns nothing."""
+    store = BanditStore()
+    ab, asked, root = chooser(store), request("r1"), NodeRecord("root", SequencePlan.path_form)
+    ab.choose(asked)
+    store.reward_request("g", "r1", 1.0)
+    ab.choose(asked)
+    ab.choose(asked)
+    assert {"root/ab[A]": (3, 0, 0.0)} == figures(store)
+    for run, status in zip(ab.runs[1:], ("UNAVAILABLE", "OK"), strict=True):
+        step, around = StepRecord("A", "root/ab[A]", 0), StepRecord("ab", "root/ab", 0)
+        step.status, around.node = status, run
+        run.steps.append(step)
+        root.steps.append(around)
+    settle(asked.pulls, root)
+    assert {"root/ab[A]": (3, 2, 1.0)} == figures(store)
+    with pytest.raises(AlreadyExistsError):
+        store.reward_request("g", "r1", 1.0)
+
+
+def test_late_feedback_counts_against_the_steps_that_have_come_since() -> None:
+    """A reward for a request of an earlier version moves its step's weight beside those of the new version's too."""
+    exp3 = BanditPlan(ALGORITHMS["EXP3"], 0.1, 0)
+    store, asked = BanditStore(random.Random(1)), request("r1")
+    store.chooser("g", splitter(steps=("A", "B")), exp3)("r1", asked.pulls, NodeRecord("ab"))
+    asked.end()
+    store.chooser("g", splitter(steps=("A", "B", "C")), exp3)
+    (rewarded,) = store.reward_request("g", "r1", 1.0)
+    assert [0.0 if known.step == rewarded.step else -0.1 for known in store] == pytest.approx(
+        [known.arm.log_weight for known in store]
+    )
+
+
+def test_of_several_requests_with_one_id_the_latest_is_meant() -> None:
+    """Also where two workers got them: the one that got the earlier one takes no feedback for it."""
+    first, second = BanditStore(), BanditStore()
+    for store in (first, second):
+        asked = request("r1")
+        chooser(store).choose(asked)
+        asked.end()
+    times_ns = [store.recent.time_ns("g", "r1") for store in (first, second)]
+    with pytest.raises(NotFoundError):
+        first.reward_request("g", "r1", 1.0, after_ns=times_ns[1])
+    second.reward_request("g", "r1", 1.0, after_ns=times_ns[0])
+    assert [0, 1] == [figures(store)["root/ab[A]"][1] for store in (first, second)]
+    assert 0 == first.recent.time_ns("g", "r2")
+
+
 def test_memory_is_bounded() -> None:
     """That of the requests that are remembered, and the choices of one request."""
     small = RecentPulls(max_bytes=10_000)
@@ -178,7 +233,9 @@ def test_the_revision_grows_with_pulls_and_rewards() -> None:
     store = BanditStore()
     ab = chooser(store)
     revisions = [store.revision]
-    ab.choose(request("r"))
+    asked = request("r")
+    ab.choose(asked)
+    asked.end()
     revisions.append(store.revision)
     store.reward_request("g", "r", 0.0)
     revisions.append(store.revision)

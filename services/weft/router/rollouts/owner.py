@@ -1,0 +1,164 @@
+"""Takes part in the rollouts of a group of routers: tells counts, follows the shared state, decides as its owner."""
+
+import asyncio
+import contextlib
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+from weft.base.errors import UnavailableError
+from weft.base.observing.logs import get_logger
+from weft.router.rollouts.counts import ArmCounts
+from weft.router.rollouts.folder import FolderState
+from weft.router.rollouts.lease import LeaseState
+from weft.router.rollouts.machine import PROMOTED, RUNNING, advance, apply
+from weft.router.rollouts.place import LEASE
+from weft.router.rollouts.shared import Document, Json, SharedState, is_open, plan_of, state_of
+from weft.router.rollouts.store import Rollout, RolloutStore
+
+#: After how many periods all members follow a decision.
+_SETTLED = 1.5
+#: Rollouts that are remembered when no graph has them any more, by a router and in the shared state.
+MAX_KEPT = 100
+
+_log = get_logger("weft.router.rollouts")
+
+
+def shared_state(place: str) -> SharedState:
+    """What a folder, ``LEASE``, or "off", a temporary folder of this process, has."""
+    member = f"{re.sub('[^a-z0-9]+', '-', socket.gethostname().lower())[:40]}-{uuid4().hex[:8]}"
+    if found := LEASE.fullmatch(place):
+        return LeaseState(found[1], found[2], member, url=found[3] or "")
+    return FolderState(None if place == "off" else Path(place), member)
+
+
+class RolloutMember:
+    """This router in its group.
+
+    Args:
+        clock_ns: Unix time.
+
+    Attributes:
+        rollouts: By key: those of the loaded graphs, and the latest before, so that a reload continues their counts.
+    """
+
+    def __init__(self, store: RolloutStore, shared: SharedState, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._store, self._shared, self._clock_ns = store, shared, clock_ns
+        self._lock = asyncio.Lock()
+        self.rollouts: dict[str, Rollout] = {}
+        self._decided: list[str] = []  # in the last edit
+        self._failure = ""
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Read the shared state, before graphs load, and follow it from now on."""
+        await self._try_to_look()
+        self._following = asyncio.create_task(self._follow())
+
+    async def close(self) -> None:
+        """Tell the last counts, and leave the decisions to another member."""
+        if self._following is not None:
+            self._following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._following
+        await self._try_to_look()
+        await asyncio.to_thread(self._shared.close)
+
+    async def look(self, *rollouts: Rollout, action: str = "", who: str = "") -> Document:
+        """Tell counts, decide if this member is the owner, follow; or do an action of a client, as ``apply`` does.
+
+        Returns the document, which has ``rollouts``; an action is for the first of them. Raises InvalidArgumentError or
+        UnavailableError.
+        """
+        async with self._lock:
+            self.rollouts |= {one.key: one for one in (*self._store, *rollouts)}
+            for key in list(self.rollouts)[:-MAX_KEPT]:
+                del self.rollouts[key]
+            own = {key: _entry(one) for key, one in self.rollouts.items()}
+            edit = partial(self._edit, own, rollouts[0].key if action else "", action, who)
+            try:
+                document = await asyncio.to_thread(self._shared.change, edit)
+            except OSError as error:
+                raise UnavailableError(f"the shared state of rollouts fails, try again: {error}") from error
+            self._take(document)
+            return document
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self._shared.period_s)
+            await self._try_to_look()
+
+    async def _try_to_look(self) -> None:
+        """Log a failure once; the next look tries again."""
+        try:
+            await self.look()
+            self._failure = ""
+        except Exception as error:
+            if self._failure != str(error):
+                self._failure = str(error)
+                fault = None if isinstance(error, UnavailableError) else error
+                _log.error("rollouts stay as they are: %s", error, exc_info=fault)
+
+    def _edit(self, own: Mapping[str, Json], key: str, action: str, who: str, document: Document) -> bool:
+        """Put what this member knows into the document, then act or decide; runs on a thread, maybe again."""
+        before, now, rollouts = document.text, self._clock_ns(), document.rollouts
+        self._decided = []
+        for name, entry in own.items():
+            if name not in rollouts or rollouts[name]["state"]["revision"] < entry["state"]["revision"]:
+                rollouts[name] = {**entry, "counts": []}  # it is new, or the document was lost
+                rollouts[name]["state"]["changed_unix_ns"] = entry["state"]["changed_unix_ns"] or now
+        document.counts[self._shared.member] = {name: entry["counts"] for name, entry in own.items()}
+        is_alone = len(document.counts) == 1
+        for name, entry in rollouts.items():
+            plan, state, (candidate, baseline) = plan_of(entry), state_of(entry), sums_of(name, document)
+            after = state
+            if name == key:
+                after = apply(action, plan, state, candidate, baseline, now, who)
+            elif document.owner == self._shared.member:
+                after = advance(plan, state, candidate, baseline, now)
+            if after.revision != state.revision:
+                entry["state"], entry["counts"] = after.to_json(), [candidate.to_json(), baseline.to_json()]
+                entry["from_unix_ns"] = now + int(_SETTLED * self._shared.period_s * 1e9) * (not is_alone)
+                self._decided.append(name)
+        for name in sorted(rollouts, key=lambda name: rollouts[name]["state"]["changed_unix_ns"])[:-MAX_KEPT]:
+            del rollouts[name]
+        for member, told in list(document.counts.items()):
+            document.counts[member] = {name: one for name, one in told.items() if is_open(rollouts.get(name))}
+            if not document.counts[member]:
+                del document.counts[member]
+        return document.text != before
+
+    def _take(self, document: Document) -> None:
+        loop = asyncio.get_running_loop()
+        for key, entry in document.rollouts.items():
+            state = self._store.states[key] = state_of(entry)
+            if (rollout := self.rollouts.get(key)) is not None:
+                wait_s = (entry["from_unix_ns"] - self._clock_ns()) / 1e9
+                if wait_s <= 0:
+                    rollout.follow(state)
+                else:  # with the others, so that a user does not move back and forth between them
+                    loop.call_later(min(wait_s, 2 * self._shared.period_s), rollout.follow, state)
+        for entry in map(document.rollouts.__getitem__, self._decided):
+            state = state_of(entry)
+            log = _log.info if state.phase in (RUNNING, PROMOTED) else _log.warning
+            names = (entry["plan"]["candidate"], entry["graph"], entry["node"], state.revision, state.phase)
+            log("rollout of '%s' in graph '%s', node '%s', revision %d, %s: %s", *names, state.verdict)
+
+
+def _entry(one: Rollout) -> Json:
+    counts = [one.candidate.to_json(), one.baseline.to_json()]
+    entry = {"graph": one.graph, "node": one.node, "plan": asdict(one.plan), "state": one.state.to_json()}
+    return {**entry, "counts": counts, "from_unix_ns": 0}
+
+
+def sums_of(key: str, document: Document) -> tuple[ArmCounts, ArmCounts]:
+    """Counts of both sides over all members; of a rollout that is over, those that it ended with."""
+    entry = document.rollouts[key]
+    told = [one[key] for one in document.counts.values() if key in one] if is_open(entry) else [entry["counts"]]
+    sides = [sum((ArmCounts.from_json(arms[side]) for arms in told if arms), ArmCounts()) for side in (0, 1)]
+    return sides[0], sides[1]

@@ -1,0 +1,83 @@
+"""What the routers of a group share about rollouts."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from weft.language.rollouts import RolloutPlan
+from weft.router.rollouts.machine import PAUSED, RUNNING, RolloutState
+
+Json = Any
+_FORMAT = 1
+
+
+@dataclass(slots=True)
+class Document:
+    """The shared state.
+
+    Attributes:
+        rollouts: By ``Rollout.key``: graph, node, plan, state, the counts of both sides at the last decision, and when
+            it is followed.
+        counts: Of rollouts that are not over, by member, then key; they stay when the member ends.
+        owner: Name of the member that decides.
+    """
+
+    rollouts: dict[str, Json] = field(default_factory=dict)
+    counts: dict[str, Json] = field(default_factory=dict)
+    owner: str = ""
+
+    @property
+    def text(self) -> str:
+        """As it is kept, without the owner."""
+        return json.dumps({"format": _FORMAT, "rollouts": self.rollouts, "counts": self.counts})
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> "Document":
+        """Read ``text``. Raises ValueError: it is damaged, or of another format."""
+        try:
+            content = json.loads(text)
+            if content["format"] != _FORMAT:
+                raise ValueError(f"its format is {content['format']!r}, not {_FORMAT}")
+            for entry in content["rollouts"].values():
+                plan_of(entry), state_of(entry), entry["from_unix_ns"]
+            return cls(content["rollouts"], content["counts"])
+        except (AttributeError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"no router wrote it: {error!r}") from error
+
+
+def plan_of(entry: Json) -> RolloutPlan:
+    """The plan in an entry of ``rollouts``."""
+    plan = entry["plan"]
+    return RolloutPlan(**plan | {name: tuple(plan[name]) for name in ("weights", "shares")})
+
+
+def state_of(entry: Json) -> RolloutState:
+    """The state in an entry of ``rollouts``."""
+    return RolloutState.from_json(entry["state"])
+
+
+def is_open(entry: Json) -> bool:
+    """Whether an entry is of a rollout that is not over."""
+    return entry is not None and entry["state"]["phase"] in (RUNNING, PAUSED)
+
+
+class SharedState(Protocol):
+    """Where a group keeps it; the methods block, and raise OSError.
+
+    Attributes:
+        member: Name of this process in the group.
+        period_s: How often it looks, in seconds.
+    """
+
+    member: str
+    period_s: float
+
+    def change(self, edit: Callable[[Document], bool]) -> Document:
+        """Let ``edit`` change the document, and keep it if that returns True; it may run again, on a newer one.
+
+        This member becomes the owner if there is none.
+        """
+
+    def close(self) -> None:
+        """Give ownership up."""

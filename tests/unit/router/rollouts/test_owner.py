@@ -1,0 +1,167 @@
+"""Members of a group: one decides, the others follow; what a member counted stays when it ends."""
+
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.router.rollouts.test_shared_state import PLAN
+
+from weft.base.errors import InvalidArgumentError, UnavailableError
+from weft.router.rollouts.folder import FolderState
+from weft.router.rollouts.owner import RolloutMember, sums_of
+from weft.router.rollouts.shared import state_of
+from weft.router.rollouts.store import Rollout, RolloutStore
+
+SECOND = 1_000_000_000
+
+
+class Group:
+    """Members over one folder with one clock, which no time passes on; each looks when it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now_ns = 1_000 * SECOND
+        self.folder = folder
+        self.members: dict[str, RolloutMember] = {}
+        self.stores: dict[str, RolloutStore] = {}
+        self.states: dict[str, FolderState] = {}
+
+    async def join(self, name: str) -> Rollout:
+        """A member begins, reads what is shared, and loads the graph."""
+        store = self.stores[name] = RolloutStore()
+        state = self.states[name] = FolderState(self.folder, name, period_s=3600.0)
+        member = self.members[name] = RolloutMember(store, state, lambda: self.now_ns)
+        await member.start()
+        return store.register("g", "root", PLAN)
+
+    async def look(self, *names: str) -> None:
+        """They look, and again when all of them follow."""
+        for _ in range(2):
+            for name in names:
+                await self.members[name].look()
+            self.now_ns += 6_000 * SECOND
+
+
+@pytest.fixture
+async def group(tmp_path: Path) -> AsyncIterator[Group]:
+    made = Group(tmp_path / "shared")
+    yield made
+    for member in made.members.values():
+        await member.close()
+
+
+def serve(rollout: Rollout, num_requests: int, num_errors: int = 0) -> None:
+    """The candidate and the baseline get as many requests; only the candidate fails."""
+    for i in range(num_requests):
+        rollout.candidate.count(1_000_000, is_ok=i >= num_errors)
+        rollout.baseline.count(1_000_000, is_ok=True)
+
+
+async def test_the_owner_decides_by_the_counts_of_all_and_the_others_follow(group: Group) -> None:
+    """Neither member has seen enough alone; a rollout that is over no longer changes."""
+    one, two = await group.join("one"), await group.join("two")
+    await group.look("one", "two")
+    assert one.weights == two.weights != (0.0, 1.0)
+    rounds = 0
+    while one.state.step == 0:
+        serve(one, 20), serve(two, 20)
+        await group.look("two", "one", "two")
+        rounds += 1
+        assert one.weights == two.weights
+    assert 1 < rounds < 100
+    while one.state.phase == "RUNNING":
+        serve(one, 50), serve(two, 50)
+        await group.look("two", "one", "two")
+    assert ("PROMOTED", (0.0, 1.0)) == (two.state.phase, two.weights)
+    document = await group.members["two"].look(two)
+    total = one.candidate.num_requests + two.candidate.num_requests
+    assert ("one", total) == (document.owner, sums_of(two.key, document)[0].num_requests)
+    serve(one, 1000, 1000)
+    await group.look("one", "two")
+    assert two.state.phase == "PROMOTED"
+
+
+async def test_a_member_that_is_gone_keeps_its_counts_and_its_place_is_taken(
+    group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next owner judges by what the dead one had told, and it alone logs the verdict with its figures."""
+    one, two = await group.join("one"), await group.join("two")
+    await group.look("one", "two")
+    serve(one, 8, 2)
+    await group.look("one")
+    group.states["one"].close()  # as the kernel does it
+    serve(two, 20, 10)
+    assert "RUNNING" == one.state.phase
+    with caplog.at_level(logging.WARNING):
+        await group.look("two")
+    assert ("ROLLED_BACK", (1.0, 0.0)) == (two.state.phase, two.weights)
+    (record,) = caplog.records
+    assert "rollout of 'new' in graph 'g', node 'root', revision 1, ROLLED_BACK: rolled back" in record.getMessage()
+    assert "over 28 requests" in record.getMessage()
+    again = await group.join("three")
+    assert ("ROLLED_BACK", (1.0, 0.0)) == (again.state.phase, again.weights), "from the first request on"
+
+
+async def test_any_member_does_what_a_client_says(group: Group) -> None:
+    """On the newest state, so that the owner does not undo it; what is not possible is refused."""
+    one, two = await group.join("one"), await group.join("two")
+    await group.look("one", "two")
+    document = await group.members["two"].look(two, action="PAUSE", who="alice")
+    state = state_of(document.rollouts[two.key])
+    assert ("PAUSED", "PAUSE by alice") == (state.phase, state.verdict)
+    await group.look("one", "two")
+    assert ("PAUSED", 1) == (one.state.phase, one.state.revision) == (two.state.phase, two.state.revision)
+    with pytest.raises(InvalidArgumentError, match="PAUSED; PAUSE is for one that is RUNNING"):
+        await group.members["one"].look(one, action="PAUSE")
+    await group.members["two"].look(two, action="PROMOTE")
+    await group.look("one")
+    assert (1, 1.0) == (one.state.step, one.weights[1])
+    await group.members["two"].look(two, action="ABORT")
+    await group.look("two")
+    assert ("ABORTED", (1.0, 0.0)) == (two.state.phase, two.weights)
+
+
+async def test_a_share_never_goes_back_when_the_document_is_lost(
+    group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Members that live write what they know."""
+    one = await group.join("one")
+    await group.look("one")
+    await group.members["one"].look(one, action="PROMOTE")
+    (group.folder / "state.json").write_text("no JSON")
+    with caplog.at_level(logging.ERROR):
+        await group.look("one")
+    assert (1, 1) == (one.state.step, one.state.revision)
+    two = await group.join("two")
+    assert one.weights == two.weights
+
+
+async def test_a_changed_definition_begins_anew_and_the_old_one_goes_on_where_it_was(group: Group) -> None:
+    """Each has a state of its own, so a rollback of the graph brings the old one back as it stood."""
+    old = await group.join("one")
+    await group.look("one")
+    await group.members["one"].look(old, action="ABORT")
+    began_ns = group.now_ns
+    new = group.stores["one"].register("g", "root", replace(PLAN, digest="other"))
+    await group.look("one")
+    assert ("RUNNING", 0) == (new.state.phase, new.state.step)
+    assert "ABORTED" == group.stores["one"].register("g", "root", PLAN).state.phase
+    assert began_ns == new.state.changed_unix_ns, "its first share is kept from now on"
+
+
+async def test_an_unreadable_folder_changes_nothing_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Requests go on by the weights that are known; a client is told to try again."""
+    (tmp_path / "file").write_text("")
+    store = RolloutStore()
+    member = RolloutMember(store, FolderState(tmp_path / "file" / "shared", "one", period_s=3600.0))
+    await member.start()
+    rollout = store.register("g", "root", PLAN)
+    with pytest.raises(UnavailableError, match=r"the shared state of rollouts fails, try again: .*Not a directory"):
+        await member.look(rollout, action="PROMOTE")
+    assert rollout.state.step == 0
+    with caplog.at_level(logging.ERROR):
+        await member.close()
+    assert 1 == len(caplog.records)

@@ -1,0 +1,187 @@
+"""Where a group of routers keeps its rollouts: one owner at a time, and no change is lost."""
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from tests.unit.router.rollouts.kubernetes import Leases, serving_leases
+
+from weft.language.rollouts import RolloutPlan
+from weft.router.rollouts.folder import FolderState
+from weft.router.rollouts.lease import LeaseState
+from weft.router.rollouts.machine import begin
+from weft.router.rollouts.owner import shared_state
+from weft.router.rollouts.place import place_of
+from weft.router.rollouts.shared import Document, SharedState
+
+PLAN = RolloutPlan("new", 1, (1.0, 1.0), (0.1, 1.0), limits={"max_error_rate": 0.1}, digest="d")
+ENTRY = {
+    "graph": "g",
+    "node": "root",
+    "plan": asdict(PLAN),
+    "state": json.loads(json.dumps(begin(PLAN, 1).to_json())),
+    "counts": [],
+    "from_unix_ns": 0,
+}
+
+
+@pytest.fixture
+def leases() -> Iterator[Leases]:
+    with serving_leases() as served:
+        yield served
+
+
+@pytest.fixture(params=["folder", "lease"])
+def member(request: pytest.FixtureRequest, leases: Leases, tmp_path: Path) -> Callable[[str], SharedState]:
+    """Makes members of one group."""
+    if request.param == "folder":
+        return lambda name: FolderState(tmp_path / "shared", name)
+    return lambda name: LeaseState("weft", "rollouts", name, url=leases.url)
+
+
+def add(document: Document) -> bool:
+    """Count one more of what the test counts."""
+    document.rollouts.setdefault("g/root@d", json.loads(json.dumps(ENTRY)))["state"]["step"] += 1
+    return True
+
+
+def look(_: Document) -> bool:
+    return False
+
+
+def test_one_member_owns_and_the_next_after_it(member: Callable[[str], SharedState]) -> None:
+    """All see the same document; when the owner gives up, another has it at once."""
+    one, two = member("one"), member("two")
+    assert "one" == one.change(add).owner
+    seen = two.change(look)
+    assert ("one", 1) == (seen.owner, seen.rollouts["g/root@d"]["state"]["step"])
+    one.close()
+    assert "two" == two.change(look).owner == two.change(look).owner
+    assert "two" == member("three").change(look).owner
+    two.close()
+
+
+def test_no_change_is_lost(member: Callable[[str], SharedState]) -> None:
+    """Of eight members at once, each edit is made on what the one before it left."""
+    members = [member(f"m{i}") for i in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda one: [one.change(add) for _ in range(5)], members))
+    assert 40 == members[0].change(look).rollouts["g/root@d"]["state"]["step"]
+    for one in members:
+        one.close()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2}', '{"format": 1, "rollouts": {"a": {}}, "counts": {}}'])
+def test_a_damaged_document_is_kept_aside_and_told(
+    member: Callable[[str], SharedState], leases: Leases, tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is damaged, or written by another version, is no state; the next change begins anew."""
+    one = member("one")
+    one.change(add)
+    path = tmp_path / "shared" / "state.json"
+    if path.exists():
+        path.write_text(text)
+    else:
+        leases.by_name["rollouts"]["metadata"]["annotations"]["weft.dev/rollouts"] = text
+    with caplog.at_level(logging.ERROR):
+        assert 1 == one.change(add).rollouts["g/root@d"]["state"]["step"]
+    assert ["is damaged and is kept as"] == [
+        found for record in caplog.records for found in ["is damaged and is kept as"] if found in record.getMessage()
+    ]
+    if path.exists():
+        assert text == path.with_suffix(".damaged").read_text()
+    else:
+        assert text == leases.by_name["rollouts"]["metadata"]["annotations"]["weft.dev/rollouts-damaged"]
+    one.close()
+
+
+def test_a_folder_is_made_when_there_is_something_to_keep(tmp_path: Path) -> None:
+    """Looks make nothing; git does not see it."""
+    state = FolderState(tmp_path / ".weft" / "rollouts", "one")
+    assert "" == state.change(look).owner
+    assert not (tmp_path / ".weft").exists()
+    state.change(add)
+    assert "*\n" == (tmp_path / ".weft" / "rollouts" / ".gitignore").read_text()
+    state.close()
+
+
+def test_the_kernel_frees_what_a_killed_owner_held(tmp_path: Path) -> None:
+    """A process that is killed while it owns the folder leaves it to the next member that looks."""
+    program = (
+        "import sys, pathlib; from tests.unit.router.rollouts.test_shared_state import *\n"
+        f"FolderState(pathlib.Path({str(tmp_path / 'shared')!r}), 'killed').change(add)\n"
+        "print('owns', flush=True); sys.stdin.read()"
+    )
+    state = FolderState(tmp_path / "shared", "next")
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert "owns\n" == process.stdout.readline()
+        assert "killed" == state.change(look).owner
+        process.kill()
+        process.wait()
+    assert "next" == state.change(look).owner
+    state.close()
+
+
+def test_a_lease_runs_out_by_the_observers_clock(leases: Leases) -> None:
+    """An owner that stops renewing loses it ``duration_s`` after another saw its last renewal."""
+    now = [1000.0]
+    made = [
+        LeaseState("weft", "rollouts", name, url=leases.url, duration_s=15, clock_s=lambda: now[0])
+        for name in ("one", "two")
+    ]
+    one, two = made
+    one.change(add)
+    leases.by_name["rollouts"]["spec"]["renewTime"] = "1999-01-01T00:00:00.000000Z"  # its clock is wrong
+    assert "one" == two.change(look).owner
+    now[0] += 14
+    assert "one" == two.change(look).owner
+    one.change(look)  # renewed
+    now[0] += 14
+    assert "one" == two.change(look).owner
+    now[0] += 15.1
+    assert "two" == two.change(look).owner
+    spec = leases.by_name["rollouts"]["spec"]
+    assert ("two", 15, 1) == (spec["holderIdentity"], spec["leaseDurationSeconds"], spec["leaseTransitions"])
+    assert datetime.fromisoformat(spec["renewTime"]).tzinfo is not None
+    assert "two" == one.change(add).owner, "the old owner is none, though its edit is kept"
+
+
+def test_a_conflict_is_tried_again_on_the_newer_document(leases: Leases) -> None:
+    """An edit between reading and writing is not overwritten."""
+    one, two = (LeaseState("weft", "rollouts", name, url=leases.url) for name in ("one", "two"))
+    one.change(add)
+    leases.rival = lambda: two.change(add)
+    assert 3 == one.change(add).rollouts["g/root@d"]["state"]["step"]
+    assert leases.num_conflicts == 1
+
+
+def test_the_token_is_read_for_each_call(leases: Leases, tmp_path: Path) -> None:
+    """Kubernetes changes it; errors of the server say what was asked."""
+    state = LeaseState("weft", "rollouts", "one", url=leases.url, account=tmp_path)
+    for token in ("first\n", "second"):
+        (tmp_path / "token").write_text(token)
+        state.change(look)
+    assert ("Bearer first", "Bearer second") == (leases.tokens[0], leases.tokens[-1])
+    leases.status = 403
+    with pytest.raises(OSError, match=r"namespaces/weft/leases/rollouts: HTTP Error 403: .*as the test says"):
+        state.change(look)
+
+
+def test_where_rollouts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the repository if it can be written, else beside the bandits, else nowhere; as the option says before all."""
+    assert str(tmp_path / ".weft" / "rollouts") == place_of("", tmp_path, Path("/state"))
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert "/state/rollouts" == place_of("", tmp_path, Path("/state"))
+    assert "off" == place_of("", tmp_path, None)
+    assert "lease:weft/x" == place_of("lease:weft/x", tmp_path, None)
+    assert isinstance(shared_state("lease:weft/x@http://127.0.0.1:1"), LeaseState)
