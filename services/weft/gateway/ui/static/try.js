@@ -28,7 +28,7 @@ function form(config, graph, result, choice, signal) {
 
   /** What the form says; raises an Error that names the field. */
   async function request() {
-    const parameters = { ...(value("parameters") && parsed(value("parameters"), "parameters")), graph_trace: true };
+    const parameters = { ...(value("parameters") && parsed(value("parameters"), "parameters")) };
     if (value("priority")) parameters.priority = Number(value("priority"));
     if (value("timeout_ms")) parameters.timeout = Math.round(Number(value("timeout_ms")) * 1000);
     const headers = Object.fromEntries(value("headers").split("\n").filter(Boolean).map((line) => line.split(/: *(.*)/s).slice(0, 2)));
@@ -53,7 +53,7 @@ function form(config, graph, result, choice, signal) {
       if (error.status) result.append(...h("div", {}, way(graph, await traceOf(graph, asked.id, own))).children);
     }
   };
-  const explain = async ({ fields, parameters: { graph_trace: _, priority = null, timeout, ...parameters }, headers }, tell) => {
+  const explain = async ({ fields, parameters: { priority = null, timeout, ...parameters }, headers }, tell) => {
     const body = { graph: config.name, version: "", inputs: fields, parameters, headers, priority, remaining_ms: timeout ? timeout / 1000 : null };
     tell(h("pre", {}, (await read("ui/api/explain", { body })).text));
   };
@@ -75,7 +75,7 @@ function form(config, graph, result, choice, signal) {
 
 async function once({ name, id, inputs, parameters, headers }, graph, tell, signal) {
   const tensors = inputs.map(({ raw, file, ...input }) => (raw ? { ...input, parameters: { binary_data_size: raw.size } } : input));
-  const json = new Blob([JSON.stringify({ id, inputs: tensors, parameters })]);
+  const json = new Blob([JSON.stringify({ id, inputs: tensors, parameters: { ...parameters, graph_trace: true } })]);
   const body = new Blob([json, ...inputs.map((input) => input.raw ?? "")], { type: "application/octet-stream" });
   const start = performance.now();
   const sent = { ...headers, "inference-header-content-length": json.size };
@@ -144,7 +144,7 @@ function inputField({ name, data_type: type, dims: own, optional: isOptional }, 
   const size = dims.reduce((all, dim) => all * Math.max(dim, 1), 1);
   const isText = datatype === "BYTES";
   const isImage = (datatype === "FP32" || datatype === "UINT8") && own.length === 3 && [own[0], own[2]].some((dim) => dim === 1 || dim === 3);
-  const example = isText || isOptional ? "" : JSON.stringify(Array(Math.min(size, 64)).fill(0));
+  const example = isText || isOptional || size > 64 ? "" : JSON.stringify(Array(size).fill(0));
   const field = datatype === "BOOL" && size === 1 ? h("select", {}, ["", "true", "false"].map((value) => h("option", {}, value)))
     : h("textarea", { rows: 2, value: example, placeholder: isText ? "text" : "JSON" });
   if (name === "stream") field.value = "true"; // of language models: token by token
@@ -165,6 +165,7 @@ function inputField({ name, data_type: type, dims: own, optional: isOptional }, 
   }
   return { node: h("div.field", {}, h("label", {}, name, " ", h("small", {}, `${datatype} [${dims}]`), field), file), read, isOptional };
 }
+
 /** Pixels of a picture, channels first or last as `dims` has them; a side of any length is SIDE long. */
 async function pixels(file, dims, datatype) {
   const isFirst = dims[0] === 1 || dims[0] === 3;
