@@ -879,6 +879,8 @@ Global___ObserveRequest: _TypeAlias = ObserveRequest  # noqa: Y015
 
 @_typing.final
 class ObserveResponse(_message.Message):
+    """What the router has counted."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     COUNT_FIELD_NUMBER: _builtins.int
