@@ -403,7 +403,7 @@ class _PathReader:
             step = step.fallback
             self._at += 1 + len(step.name)
             self._run(step)
-        if node.bandit is not None or node.rollout is not None:
+        if node.bandit is not None or (node.rollout is not None and "min_score" in node.rollout.limits):
             self._choices.insert(at, BanditChoice(node, node.bandit, chosen.name, has_answered))
 
     def _run(self, step: StepPlan) -> bool:

@@ -240,9 +240,10 @@ class SplitterNode(AlternativesNode):
         self._names = [step.name for step in plan.steps]
         self._index_by_name = {name: index for index, name in enumerate(self._names)}
         graph = parts.error_context.graph
-        self._rollout = None
+        self._rollout = self._scores = None
         if plan.rollout is not None:
             self._rollout = parts.runtime.rollouts.register(graph, plan.path, plan.rollout)
+        if self._rollout is not None and "min_score" in self._rollout.plan.limits:
             count = [self._rollout.arm(index).count_score for index in range(len(plan.steps))]
             self._scores = parts.runtime.bandits.scores[graph, plan.path] = Scores(self._names, count)
         self._split(plan.weights if self._rollout is None else self._rollout.weights)
@@ -257,7 +258,7 @@ class SplitterNode(AlternativesNode):
         if rollout.news and (span := get_current_span(run.context)).is_recording():
             span.set_attribute("weft.rollout", rollout.news)
             rollout.news = ""
-        if request.pulls is not None:
+        if self._scores is not None and request.pulls is not None:
             pull = Pull(self.plan.path, self._scores, index, run=run.record)
             self._runtime.bandits.recent.add(rollout.graph, request.scope.request_id, request.pulls, pull)
         try:

@@ -118,7 +118,7 @@ async def test_the_same_definition_goes_on_after_a_reload_and_another_one_begins
 
 async def test_rewards_count_for_the_side_that_answered() -> None:
     """By a request's id and by its path; a candidate that failed earns nothing."""
-    s = Splitting(STICKY, FakeTarget(b=failing()), "")
+    s = Splitting(STICKY.replace("guard {", "guard { min_score: 0.1"), FakeTarget(b=failing()))
     paths = {f"user-{i}": path for i in range(40) if "b" not in (path := await _any(s, f"user-{i}"))}
     for request_id in paths:
         s.runtime.bandits.reward_request("g", request_id, 0.5)
