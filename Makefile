@@ -33,7 +33,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 SCHEMAS ?= jsonschemabench
 TOKENIZER ?=
 
-.PHONY: demo wheel first-hour test test-avx2 test-long lint format bench bench-executor exam-agents exam-comparison exam-kubernetes exam-likelihoods exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat qa exam-tools test-alerts foreign-clients clean
+.PHONY: demo wheel first-hour test test-avx2 test-long lint format bench bench-executor exam-agents exam-comparison exam-kubernetes exam-likelihoods exam-schemas faults soak fuzz abuse fuzz-wire soak-wire mutants protos models up compat qa exam-tools test-alerts foreign-clients screenshots clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
@@ -135,6 +135,9 @@ foreign-clients: $(STAMP)  ## gRPC clients in Go, Node and C++ on every wire, th
 
 first-hour: $(STAMP) wheel  ## the wheel as a stranger installs it, by the clock, and what typos are answered with; minutes
 	WEFT_WHEEL=$$(ls dist/weft_mesh-*.whl) $(BIN)/python -m pytest tests/exams/test_first_hour.py -rs
+
+screenshots: $(STAMP) models  ## pictures of the page over the samples under load, for docs/ui.md (Debian: chromium); look at them; a minute
+	$(BIN)/python -m tests.browser.screenshots
 
 wheel: $(BIN)/python  ## build dist/weft_mesh-*.whl, which needs nothing of this checkout
 	rm -f dist/weft_mesh-*.whl

@@ -86,19 +86,20 @@ def in_turn(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     return [item for file in sorted(files, key=place.__getitem__) for item in files[file]]
 
 
-SAMPLES = "tests/integration/samples/"
+SAMPLES, BROWSER = "tests/integration/samples/", "tests/browser/"
 #: What waits longest, so that it is not what is waited for at the end.
-EARLY = (SAMPLES, "tests/integration/test_stream_brokers", "tests/unit/jobs/test_kafka")
+EARLY = (SAMPLES, BROWSER, "tests/integration/test_stream_brokers", "tests/unit/jobs/test_kafka")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file is run by one worker; so are all the files that share the sample mesh."""
+    """A file is run by one worker; so are all the files that share a mesh of the samples."""
     from xdist.scheduler import LoadFileScheduling  # a plugin that a run of one process does without
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return SAMPLES if nodeid.startswith(SAMPLES) else super()._split_scope(nodeid)
+            shared = next((folder for folder in (SAMPLES, BROWSER) if nodeid.startswith(folder)), None)
+            return shared or super()._split_scope(nodeid)
 
     return Scheduling(config, log)
 

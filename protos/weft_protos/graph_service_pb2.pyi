@@ -738,7 +738,7 @@ class RecordingRequest(_message.Message):
     HASH_FIELD_NUMBER: _builtins.int
     action: Global___RecordingRequest.Action.ValueType
     graph: _builtins.str
-    """"": every graph."""
+    """"": every graph, STATUS only."""
     percent: _builtins.float
     """Share of the requests that are kept, in percent; above 0 to 100."""
     max_bytes: _builtins.int
@@ -840,3 +840,375 @@ class RecordingStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecordingStatus: _TypeAlias = RecordingStatus  # noqa: Y015
+
+@_typing.final
+class ObserveRequest(_message.Message):
+    """What to tell; counters count since the start of the router."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    REQUESTS_AFTER_UNIX_MS_FIELD_NUMBER: _builtins.int
+    REQUEST_KEY_FIELD_NUMBER: _builtins.int
+    requests_after_unix_ms: _builtins.float
+    """Latest requests of graphs that ended after this time are told, in milliseconds of the Unix epoch; 0: all that are
+    kept. The router begins to keep them when it is first asked, and stops when it is not asked for 10 s.
+    """
+    request_key: _builtins.str
+    """A kept request, which is told with its steps."""
+    @_builtins.property
+    def graph(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Graphs whose steps, latencies and bandits are told; those that are gone are left out."""
+
+    def __init__(
+        self,
+        *,
+        graph: _abc.Iterable[_builtins.str] | None = ...,
+        requests_after_unix_ms: _builtins.float | None = ...,
+        request_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_requests_after_unix_ms", b"_requests_after_unix_ms", "requests_after_unix_ms", b"requests_after_unix_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_requests_after_unix_ms", b"_requests_after_unix_ms", "graph", b"graph", "request_key", b"request_key", "requests_after_unix_ms", b"requests_after_unix_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__requests_after_unix_ms: _TypeAlias = _typing.Literal["requests_after_unix_ms"]  # noqa: Y015
+    _WhichOneofArgType__requests_after_unix_ms: _TypeAlias = _typing.Literal["_requests_after_unix_ms", b"_requests_after_unix_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__requests_after_unix_ms) -> _WhichOneofReturnType__requests_after_unix_ms | None: ...
+
+Global___ObserveRequest: _TypeAlias = ObserveRequest  # noqa: Y015
+
+@_typing.final
+class ObserveResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    ARM_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    MODEL_CONTROL_FIELD_NUMBER: _builtins.int
+    UNIX_MS_FIELD_NUMBER: _builtins.int
+    model_control: _builtins.str
+    """As --model-control-mode."""
+    unix_ms: _builtins.float
+    """When the counts were read."""
+    @_builtins.property
+    def count(self) -> _containers.RepeatedCompositeFieldContainer[Global___Observed]:
+        """Every version of every graph, and every model that was called, by its name or by a step; steps of graphs that are
+        asked for. Of several entries of one the counts add up: each is of one process.
+        """
+
+    @_builtins.property
+    def arm(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedArm]:
+        """Of several entries of one the greatest counts are of all."""
+
+    @_builtins.property
+    def request(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObservedRequest]:
+        """The earliest first, but for those of other processes."""
+
+    def __init__(
+        self,
+        *,
+        count: _abc.Iterable[Global___Observed] | None = ...,
+        arm: _abc.Iterable[Global___ObservedArm] | None = ...,
+        request: _abc.Iterable[Global___ObservedRequest] | None = ...,
+        model_control: _builtins.str = ...,
+        unix_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "count", b"count", "model_control", b"model_control", "request", b"request", "unix_ms", b"unix_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObserveResponse: _TypeAlias = ObserveResponse  # noqa: Y015
+
+@_typing.final
+class Observed(_message.Message):
+    """Counts of a version of a graph, or of a step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FailureEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class EventEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    IS_ASIDE_FIELD_NUMBER: _builtins.int
+    IS_MODEL_FIELD_NUMBER: _builtins.int
+    NUM_OK_FIELD_NUMBER: _builtins.int
+    TOTAL_NS_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    NUM_INFLIGHT_FIELD_NUMBER: _builtins.int
+    graph: _builtins.str
+    version: _builtins.str
+    path: _builtins.str
+    """"": of the graph."""
+    node: _builtins.str
+    """Of a step: path and kind of the node that it belongs to."""
+    kind: _builtins.str
+    is_aside: _builtins.bool
+    """A shadow or a fallback."""
+    is_model: _builtins.bool
+    """A target's model in place of a graph."""
+    num_ok: _builtins.int
+    """Runs with status OK, and their time; of a step that is 0."""
+    total_ns: _builtins.int
+    num_inflight: _builtins.int
+    """Of a graph: in flight, of all versions."""
+    @_builtins.property
+    def failure(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Other runs by status, of a step SKIPPED among them; of a graph by the reasons of `nv_inference_request_failure`."""
+
+    @_builtins.property
+    def event(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By name of the metric without `weft_graph_step_`."""
+
+    @_builtins.property
+    def bucket(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Runs with status OK by latency; the bounds are those of `weft_request_latency_seconds`. Of a graph if its steps are
+        told.
+        """
+
+    def __init__(
+        self,
+        *,
+        graph: _builtins.str = ...,
+        version: _builtins.str = ...,
+        path: _builtins.str = ...,
+        node: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        is_aside: _builtins.bool = ...,
+        is_model: _builtins.bool = ...,
+        num_ok: _builtins.int = ...,
+        total_ns: _builtins.int = ...,
+        failure: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        event: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        bucket: _abc.Iterable[_builtins.int] | None = ...,
+        num_inflight: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "event", b"event", "failure", b"failure", "graph", b"graph", "is_aside", b"is_aside", "is_model", b"is_model", "kind", b"kind", "node", b"node", "num_inflight", b"num_inflight", "num_ok", b"num_ok", "path", b"path", "total_ns", b"total_ns", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Observed: _TypeAlias = Observed  # noqa: Y015
+
+@_typing.final
+class ObservedArm(_message.Message):
+    """A step of a bandit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    ARM_FIELD_NUMBER: _builtins.int
+    graph: _builtins.str
+    @_builtins.property
+    def arm(self) -> Global___Arm: ...
+    def __init__(
+        self,
+        *,
+        graph: _builtins.str = ...,
+        arm: Global___Arm | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arm", b"arm", "graph", b"graph"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObservedArm: _TypeAlias = ObservedArm  # noqa: Y015
+
+@_typing.final
+class ObservedRequest(_message.Message):
+    """A request of a graph that has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    GRAPH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    UNIX_MS_FIELD_NUMBER: _builtins.int
+    MS_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """Unique at this router, across restarts."""
+    request_id: _builtins.str
+    graph: _builtins.str
+    version: _builtins.str
+    path: _builtins.str
+    """The trailing metadata `x-graph-path`."""
+    status: _builtins.str
+    error: _builtins.str
+    """Message of the error."""
+    unix_ms: _builtins.float
+    """When it ended."""
+    ms: _builtins.float
+    trace_id: _builtins.str
+    """32 hex digits; "": it is not traced."""
+    steps: _builtins.str
+    """JSON as of the response parameter `graph_trace`; "": not asked for."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        graph: _builtins.str = ...,
+        version: _builtins.str = ...,
+        path: _builtins.str = ...,
+        status: _builtins.str = ...,
+        error: _builtins.str = ...,
+        unix_ms: _builtins.float = ...,
+        ms: _builtins.float = ...,
+        trace_id: _builtins.str = ...,
+        steps: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "graph", b"graph", "key", b"key", "ms", b"ms", "path", b"path", "request_id", b"request_id", "status", b"status", "steps", b"steps", "trace_id", b"trace_id", "unix_ms", b"unix_ms", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObservedRequest: _TypeAlias = ObservedRequest  # noqa: Y015
+
+@_typing.final
+class GraphPictureResponse(_message.Message):
+    """The picture as SVG, without a style; and what its boxes stand for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SVG_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    version: _builtins.str
+    svg: _builtins.str
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___PicturedStep]: ...
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphText]:
+        """As of `GraphSource`."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.str = ...,
+        svg: _builtins.str = ...,
+        steps: _abc.Iterable[Global___PicturedStep] | None = ...,
+        files: _abc.Iterable[Global___GraphText] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "name", b"name", "steps", b"steps", "svg", b"svg", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphPictureResponse: _TypeAlias = GraphPictureResponse  # noqa: Y015
+
+@_typing.final
+class PicturedStep(_message.Message):
+    """A step of the picture."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    IS_SHADOW_FIELD_NUMBER: _builtins.int
+    FALLBACK_OF_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    TOOLTIP_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """As in metrics and paths; `data-step` of its box."""
+    name: _builtins.str
+    node: _builtins.str
+    """Path of the node that it belongs to, and that node's kind."""
+    kind: _builtins.str
+    model: _builtins.str
+    """"" if it is a node itself."""
+    model_version: _builtins.str
+    target: _builtins.str
+    is_shadow: _builtins.bool
+    fallback_of: _builtins.str
+    """Path of the step that it stands in for."""
+    title: _builtins.str
+    tooltip: _builtins.str
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        name: _builtins.str = ...,
+        node: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        target: _builtins.str = ...,
+        is_shadow: _builtins.bool = ...,
+        fallback_of: _builtins.str = ...,
+        title: _builtins.str = ...,
+        lines: _abc.Iterable[_builtins.str] | None = ...,
+        tooltip: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback_of", b"fallback_of", "is_shadow", b"is_shadow", "kind", b"kind", "lines", b"lines", "model", b"model", "model_version", b"model_version", "name", b"name", "node", b"node", "path", b"path", "target", b"target", "title", b"title", "tooltip", b"tooltip"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PicturedStep: _TypeAlias = PicturedStep  # noqa: Y015

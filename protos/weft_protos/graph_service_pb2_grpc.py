@@ -61,6 +61,16 @@ class GraphServiceStub:
                 request_serializer=graph__service__pb2.SetWeightsRequest.SerializeToString,
                 response_deserializer=graph__service__pb2.SetWeightsResponse.FromString,
                 _registered_method=True)
+        self.Observe = channel.unary_unary(
+                '/weft.graph.GraphService/Observe',
+                request_serializer=graph__service__pb2.ObserveRequest.SerializeToString,
+                response_deserializer=graph__service__pb2.ObserveResponse.FromString,
+                _registered_method=True)
+        self.GraphPicture = channel.unary_unary(
+                '/weft.graph.GraphService/GraphPicture',
+                request_serializer=graph__service__pb2.GraphSourceRequest.SerializeToString,
+                response_deserializer=graph__service__pb2.GraphPictureResponse.FromString,
+                _registered_method=True)
         self.Recording = channel.unary_unary(
                 '/weft.graph.GraphService/Recording',
                 request_serializer=graph__service__pb2.RecordingRequest.SerializeToString,
@@ -121,6 +131,24 @@ class GraphServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Observe(self, request, context):
+        """What the graphs do now, for a page that asks each second. A router behind one port with others tells of all.
+
+        NOT_FOUND: no such graph among those whose steps are asked for, or no such request is kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GraphPicture(self, request, context):
+        """The picture of a graph that serves, and its steps.
+
+        NOT_FOUND: no such graph or version. UNAVAILABLE: it is not loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Recording(self, request, context):
         """Starts, ends or describes a recording of requests and answers.
 
@@ -158,6 +186,16 @@ def add_GraphServiceServicer_to_server(servicer, server):
                     servicer.SetWeights,
                     request_deserializer=graph__service__pb2.SetWeightsRequest.FromString,
                     response_serializer=graph__service__pb2.SetWeightsResponse.SerializeToString,
+            ),
+            'Observe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Observe,
+                    request_deserializer=graph__service__pb2.ObserveRequest.FromString,
+                    response_serializer=graph__service__pb2.ObserveResponse.SerializeToString,
+            ),
+            'GraphPicture': grpc.unary_unary_rpc_method_handler(
+                    servicer.GraphPicture,
+                    request_deserializer=graph__service__pb2.GraphSourceRequest.FromString,
+                    response_serializer=graph__service__pb2.GraphPictureResponse.SerializeToString,
             ),
             'Recording': grpc.unary_unary_rpc_method_handler(
                     servicer.Recording,
@@ -302,6 +340,60 @@ class GraphService:
             '/weft.graph.GraphService/SetWeights',
             graph__service__pb2.SetWeightsRequest.SerializeToString,
             graph__service__pb2.SetWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Observe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.graph.GraphService/Observe',
+            graph__service__pb2.ObserveRequest.SerializeToString,
+            graph__service__pb2.ObserveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GraphPicture(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.graph.GraphService/GraphPicture',
+            graph__service__pb2.GraphSourceRequest.SerializeToString,
+            graph__service__pb2.GraphPictureResponse.FromString,
             options,
             channel_credentials,
             insecure,

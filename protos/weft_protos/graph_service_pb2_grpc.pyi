@@ -62,6 +62,16 @@ class GraphServiceStub:
     INVALID_ARGUMENT: no such node or step, or weights that are not allowed. NOT_FOUND: no such graph.
     UNAVAILABLE: the router's model control mode does not allow it.
     """
+    Observe: _grpc.UnaryUnaryMultiCallable[_graph_service_pb2.ObserveRequest, _graph_service_pb2.ObserveResponse]
+    """What the graphs do now, for a page that asks each second. A router behind one port with others tells of all.
+
+    NOT_FOUND: no such graph among those whose steps are asked for, or no such request is kept.
+    """
+    GraphPicture: _grpc.UnaryUnaryMultiCallable[_graph_service_pb2.GraphSourceRequest, _graph_service_pb2.GraphPictureResponse]
+    """The picture of a graph that serves, and its steps.
+
+    NOT_FOUND: no such graph or version. UNAVAILABLE: it is not loaded.
+    """
     Recording: _grpc.UnaryUnaryMultiCallable[_graph_service_pb2.RecordingRequest, _graph_service_pb2.RecordingResponse]
     """Starts, ends or describes a recording of requests and answers.
 
@@ -102,6 +112,16 @@ class GraphServiceAsyncStub(GraphServiceStub):
 
     INVALID_ARGUMENT: no such node or step, or weights that are not allowed. NOT_FOUND: no such graph.
     UNAVAILABLE: the router's model control mode does not allow it.
+    """
+    Observe: _aio.UnaryUnaryMultiCallable[_graph_service_pb2.ObserveRequest, _graph_service_pb2.ObserveResponse]  # type: ignore[assignment]
+    """What the graphs do now, for a page that asks each second. A router behind one port with others tells of all.
+
+    NOT_FOUND: no such graph among those whose steps are asked for, or no such request is kept.
+    """
+    GraphPicture: _aio.UnaryUnaryMultiCallable[_graph_service_pb2.GraphSourceRequest, _graph_service_pb2.GraphPictureResponse]  # type: ignore[assignment]
+    """The picture of a graph that serves, and its steps.
+
+    NOT_FOUND: no such graph or version. UNAVAILABLE: it is not loaded.
     """
     Recording: _aio.UnaryUnaryMultiCallable[_graph_service_pb2.RecordingRequest, _graph_service_pb2.RecordingResponse]  # type: ignore[assignment]
     """Starts, ends or describes a recording of requests and answers.
@@ -170,6 +190,28 @@ class GraphServiceServicer(metaclass=_abc_1.ABCMeta):
 
         INVALID_ARGUMENT: no such node or step, or weights that are not allowed. NOT_FOUND: no such graph.
         UNAVAILABLE: the router's model control mode does not allow it.
+        """
+
+    @_abc_1.abstractmethod
+    def Observe(
+        self,
+        request: _graph_service_pb2.ObserveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_service_pb2.ObserveResponse, _abc.Awaitable[_graph_service_pb2.ObserveResponse]]:
+        """What the graphs do now, for a page that asks each second. A router behind one port with others tells of all.
+
+        NOT_FOUND: no such graph among those whose steps are asked for, or no such request is kept.
+        """
+
+    @_abc_1.abstractmethod
+    def GraphPicture(
+        self,
+        request: _graph_service_pb2.GraphSourceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_service_pb2.GraphPictureResponse, _abc.Awaitable[_graph_service_pb2.GraphPictureResponse]]:
+        """The picture of a graph that serves, and its steps.
+
+        NOT_FOUND: no such graph or version. UNAVAILABLE: it is not loaded.
         """
 
     @_abc_1.abstractmethod

@@ -20,7 +20,7 @@ from tests.repositories import THREAD, write_model
 
 from weft.base.core import InferCall
 from weft.base.tensors import decode, encode
-from weft.tools.top import scrape
+from weft.v2.client.frames import scrape
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

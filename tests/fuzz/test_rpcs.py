@@ -68,6 +68,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, T
         for kind in KINDS:
             home = REPOSITORY / ("graphs" if kind == "router" else kind)
             known = [f"--target={name}={service.address}" for name, service in services.items()]
+            known.append(f"--record-dir={folder / 'kept'}")
             arguments = ["--repository", str(home), *CLOSED, *(known if kind == "router" else [])]
             services[kind] = Service(f"weft.services.{kind}", arguments, folder / f"{kind}.log")
             stack.callback(services[kind].end)

@@ -13,6 +13,7 @@ from tests.integration.routing import Client, NamingCore, graph, naming_service,
 from tests.processes import WAIT_S, Running, wait_until
 
 from weft.base.core import IndexEntry
+from weft.v2.protocol.recording import read_recording
 from weft_protos import graph_service_pb2 as graph_pb
 
 pytestmark = pytest.mark.long
@@ -183,3 +184,26 @@ def test_what_was_learned_outlives_workers_and_the_group(tmp_path: Path, target:
                 assert learned(other) == (10, 10.0)
     with both(tmp_path / "graphs", target, *state) as (_, one, two):
         wait_until(lambda: learned(one) == learned(two) == (10, 10.0), "both know all")
+
+
+def test_all_workers_record(tmp_path: Path, target: str) -> None:
+    """One RPC at any of them starts and ends it at both: one file each, sums in one answer, one key of hashes."""
+
+    def record(client: Client, action: str, **more: Any) -> graph_pb.RecordingStatus:
+        request = graph_pb.RecordingRequest(action=action, graph="named", **more)
+        return client.graphs.Recording(request, timeout=WAIT_S).recording[0]
+
+    write(tmp_path / "graphs", graph("named", "alpha"), "named")
+    with both(tmp_path / "graphs", target, f"--record-dir={tmp_path / 'kept'}") as (_, one, two):
+        started = record(one, "START", percent=100, hash=["X"], max_bytes=1 << 20)
+        assert (True, 2) == (started.is_running, len(started.file))
+        with pytest.raises(grpc.RpcError, match="recorded already"):
+            record(two, "START", percent=100)
+        assert ["root.alpha"] * 5 == [client.ask() for client in (one, one, two, two, two)]
+        ended = record(two, "STOP")
+        assert (False, 5, "stopped") == (ended.is_running, ended.num_requests, ended.end_reason)
+        assert sorted(started.file) == sorted(ended.file)
+        found = [[one.record.request for one in read_recording(Path(file)) if one.record.path] for file in ended.file]
+        assert [2, 3] == sorted(map(len, found))
+        assert 1 == len({one.SerializeToString() for requests in found for one in requests})
+        assert (5, False) == (record(one, "STATUS").num_requests, record(one, "STATUS").is_running)

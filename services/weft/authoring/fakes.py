@@ -190,6 +190,8 @@ def _tensor(value: Any, spec: TensorSpec, signature: ModelSignature, num_rows: i
     if is_text != (spec.datatype == "BYTES") or not (is_text or np.can_cast(value.dtype, dtype, "same_kind")):
         raise _fault(signature, f"{text} {value.dtype}, and the model gives {spec.datatype}; convert it")
     want = (num_rows, *spec.dims) if has_batch else spec.dims
+    if value.shape == want[:1] and all(dim == 1 for dim in want[1:]):
+        value = value.reshape(want)
     own = (1,) * (len(want) - value.ndim) + value.shape
     try:
         shape = [size if dim == -1 else dim for dim, size in zip(want, own, strict=True)]

@@ -119,6 +119,9 @@ class LoadedGraph:
         models: By name, ``weft.fake(...)`` or models made in Python; the others that the graph reaches are those of its
             repository.
 
+    Attributes:
+        target: Answers calls as they are.
+
     Raises:
         WeftError: The graph or a model cannot be loaded, or there is no model of a fake's name.
         ValueError: A fake does not give what its model gives.
@@ -140,8 +143,8 @@ class LoadedGraph:
             graphs = folder / GRAPH_FOLDER
             core = _LazyCore(makers, graphs, [target], model_control="explicit", load_graphs=[name])
             stack.push_async_callback(core.close, grace_s=_GRACE_S)
-            self._target = InProcessTarget("graph", core, service="weft.router")
-            stack.push_async_callback(self._target.close)
+            self.target = InProcessTarget("graph", core, service="weft.router")
+            stack.push_async_callback(self.target.close)
             await core.start()
             self._signature = core.signature(name, "")
             self._stack = stack.pop_all()
@@ -201,7 +204,7 @@ class LoadedGraph:
         """Answer one request, in an ``async with`` block. Cancelling the awaiting task cancels the request."""
         call, context = self._request(inputs, **options)
         with self._telling(context) as trailing:
-            return Answer(await self._target.infer(call, context), trailing)
+            return Answer(await self.target.infer(call, context), trailing)
 
     def stream(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> Generator[Answer, None, None]:
         """Yield the responses to one request, in a ``with`` block; closing the generator cancels it."""
@@ -223,11 +226,19 @@ class LoadedGraph:
         """As ``stream``, in an ``async with`` block."""
         call, context = self._request(inputs, **options)
         with self._telling(context) as trailing:
-            async with contextlib.aclosing(self._target.stream_infer(call, context)) as results:
+            async with contextlib.aclosing(self.target.stream_infer(call, context)) as results:
                 async for result in results:
                     answer = Answer(result, trailing)
                     if not result.is_null and (result.outputs or not result.is_final):
                         yield answer
+
+    def ask(self, call: InferCall, context: CallContext) -> list[InferResult]:
+        """All responses to a call of a model that the graph reaches, in a ``with`` block."""
+
+        async def asking() -> list[InferResult]:
+            return [result async for result in self.target.stream_infer(call, context)]
+
+        return self._result(asking())
 
     def _request(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> tuple[InferCall, CallContext]:
         call, context = request_of(self._signature, inputs, **options)

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from weft.base.repository.layout import folders_of_models, is_graph_folder, is_version
 from weft.base.security.arguments import add_channel_arguments
-from weft.base.text.argument_types import add, is_metadata_name
-from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER
+from weft.base.text.argument_types import add, is_metadata_name, positive
+from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, PAGE, ROUTER
 
 Made = TypeVar("Made")
 
@@ -91,7 +91,7 @@ def replicas(text: str) -> tuple[str, int]:
 def service_arguments(text: str) -> tuple[str, list[str]]:
     """NAME='ARGUMENTS' of a service."""
     name, separator, arguments = text.partition("=")
-    names = (ROUTER, *MODEL_SERVICES, GATEWAY)
+    names = (ROUTER, *MODEL_SERVICES, GATEWAY, PAGE)
     if name not in names or not separator:
         raise argparse.ArgumentTypeError(
             f"'{text}' is not of the form NAME='ARGUMENTS' with a NAME of {', '.join(names)}"
@@ -108,6 +108,14 @@ def graph_version(text: str) -> str:
     if not name or (slash and not is_version(version)):
         raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME or NAME/VERSION")
     return text
+
+
+def seconds(text: str) -> float:
+    """A time above 0 with its unit: 90s, 10m, 2h."""
+    factor = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    if factor is None:
+        raise argparse.ArgumentTypeError(f"'{text}' has no unit; write for example 90s, 10m or 2h")
+    return positive(text[:-1]) * factor
 
 
 def share(text: str) -> float:

@@ -18,7 +18,7 @@ from weft.base.text.suggestion import printable
 from weft.cli.arguments import made
 from weft.mesh.mesh import Mesh, MeshOptions
 from weft.mesh.preflight import MeshError
-from weft.mesh.service_names import ROUTER, is_public
+from weft.mesh.service_names import PAGE, ROUTER, is_public
 
 T = TypeVar("T")
 
@@ -121,16 +121,18 @@ def stop_event(*, on_second_signal: Callable[[], None], watch_stdin: bool) -> as
 def _as_text(endpoints: Mapping[str, Endpoint], summary: str, *, is_encrypted: bool) -> str:
     rows = [("service", "gRPC", "metrics")]
     router = endpoints[ROUTER]
-    openai = ""
+    also = ""
     for name, endpoint in endpoints.items():
         scheme = "https" if is_encrypted and (is_public(name) or endpoint == router) else "http"
         rows.append((name, endpoint.grpc or "-", f"{scheme}://{endpoint.metrics}/metrics"))
-        if endpoint.http:
-            openai = f"OpenAI's interface: {scheme}://{endpoint.http}/v1\n"
+        if name == PAGE:
+            also += f"Page: http://{endpoint.http}/ui/\n"
+        elif endpoint.http:
+            also = f"OpenAI's interface: {scheme}://{endpoint.http}/v1\n"
     table = "\n".join(f"{name:<12}{grpc:<22}{metrics}" for name, grpc, metrics in rows)
     console = Console(is_coloured=sys.__stdout__ is not None and sys.__stdout__.isatty() and has_colours())
     summary = "\n".join(
         console.styled(printable(line), "33" if " not: " in f"{line} " or line.startswith("  ") else "32")
         for line in summary.splitlines()
     )
-    return f"{table}\n{openai}{summary}\nCtrl-C stops it."
+    return f"{table}\n{also}{summary}\nCtrl-C stops it."

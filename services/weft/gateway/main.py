@@ -44,6 +44,8 @@ from weft.gateway.openai import adapters
 from weft.gateway.openai.chat_template import read_template
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall, Models, ServedModel, no_such_model
 from weft.gateway.openai.text_request import TIMEOUT_HEADER
+from weft.gateway.ui.routes import PREFIX as PAGE
+from weft.gateway.ui.routes import page_routes
 from weft.gateway.v2 import routes as v2
 from weft.v2.client.channels import is_one_endpoint
 from weft.v2.client.v2_client import V2Client
@@ -86,6 +88,7 @@ class Gateway:
         endpoints: Of OpenAI's and Anthropic's interfaces.
         is_strict: Whether unknown fields of their bodies are refused.
         registry: Metrics that are offered here too, with ``/ping``.
+        pages: Routes of the page, which are no part of the interfaces.
     """
 
     def __init__(
@@ -97,8 +100,10 @@ class Gateway:
         *,
         is_strict: bool = False,
         registry: CollectorRegistry | None = None,
+        pages: Sequence[Route] = (),
     ) -> None:
         self._registry = registry
+        self._pages = pages
         self._resources = resources
         self._models = models
         self._more_routes = more_routes
@@ -133,7 +138,7 @@ class Gateway:
             for one in self._endpoints
         ]
         self._routes += [*routes, *v2.routes(self._resources)]
-        app = Starlette(routes=self._routes, exception_handlers={HTTPException: self._unknown_route})
+        app = Starlette(routes=[*self._routes, *self._pages], exception_handlers={HTTPException: self._unknown_route})
         app.router.redirect_slashes = False
         return app
 
@@ -141,6 +146,8 @@ class Gateway:
         """Name of the endpoint of a path, for metrics and spans."""
         if path.startswith(_BACKGROUND):
             return next(prefix for prefix in _BACKGROUND if path.startswith(prefix))
+        if self._pages and path.startswith(PAGE):
+            return PAGE
         return path if path in self._paths else v2.endpoint_of(path) or "/other"
 
     def _handler(self, served: Endpoint) -> Handler:
@@ -305,8 +312,8 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="with a loopback --host: a name, besides localhost, in the header 'host' of requests, as behind a proxy; "
-        "* allows all; may be repeated",
+        help="with --ui or a loopback --host: a name, besides localhost, in the header 'host' of requests, as behind a "
+        "proxy; * allows all; may be repeated",
     )
     parser.add_argument(
         "--batch-dir",
@@ -314,6 +321,10 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder of OpenAI's files and batches, held by one gateway; default: neither is offered",
     )
+    parser.add_argument(
+        "--ui", action="store_true", help="serve the page of graphs and of the services of --metrics-from, at /ui/"
+    )
+    parser.add_argument("--jaeger-url", default="", metavar="URL", help="where the page's links to traces lead")
     add_wire_argument(parser)
     add_server_arguments(parser.add_argument_group("security of its own ports"), takes_keys=False)
     called = parser.add_argument_group("security of its calls; keys are those of its clients")
@@ -431,8 +442,9 @@ async def _serve(options: argparse.Namespace) -> None:
             (*ENDPOINTS, *adapters.ENDPOINTS) if options.allow_runtime_lora else ENDPOINTS,
             is_strict=options.strict_fields,
             registry=registry if options.probes else None,
+            pages=page_routes(resources, options.metrics_from, options.jaeger_url) if options.ui else (),
         )
-        hosts = options.allow_host if is_local(options.host) else None
+        hosts = [*options.allow_host, options.host] if options.ui or is_local(options.host) else None
         calls = RequestTracker(gateway.app(), gateway.endpoint_of, options.forward_header, hosts)
         registry.register(calls)
         if batches is not None:

@@ -1,6 +1,7 @@
 """The part of a request that conditions can read."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from weft.base.core import ParameterValue
@@ -14,7 +15,7 @@ class RequestScope:
         headers: ASCII metadata, lower-case keys.
         request_id: May be "".
         priority: 0 if not given.
-        deadline_ns: On ``time.monotonic_ns``; None without deadline.
+        deadline_ns: On ``clock_ns``; None without deadline.
     """
 
     parameters: Mapping[str, ParameterValue]
@@ -22,3 +23,4 @@ class RequestScope:
     request_id: str = ""
     priority: int = 0
     deadline_ns: int | None = None
+    clock_ns: Callable[[], int] = time.monotonic_ns

@@ -16,17 +16,17 @@ from weft.base.repository.layout import is_graph_folder
 from weft.mesh.preflight import MeshError, hold_port, internal_access, service_folders, socket_paths, write_mesh_key
 from weft.mesh.readiness import dialable, told
 from weft.mesh.registry import Rolls, RunningMesh, mesh_folder, publish, publish_rolls
-from weft.mesh.service_names import GATEWAY, GRAPHS, MODEL_SERVICES, ROUTER
+from weft.mesh.service_names import GATEWAY, GRAPHS, MODEL_SERVICES, PAGE, ROUTER
 from weft.mesh.supervised import Roll, SupervisedService, Supervision
 from weft.v2.security.channel import ChannelSecurity
 from weft.v2.server.listening import host_and_port
 from weft.v2.server.unix_socket import address_of
 
 #: Order on a request's way, which is the order of a stop; the other services come last.
-_PLACES = {GATEWAY: 0, ROUTER: 1}
+_PLACES = {GATEWAY: 0, PAGE: 0, ROUTER: 1}
 _BEHIND = 2
-#: Ports of metrics behind that of the router: 8003, 8012, 8022 and 8032 by default; replicas have the next ones.
-_METRICS = {GATEWAY: 1, "preprocess": 10, "model": 20, "postprocess": 30}
+#: Ports of metrics behind that of the router: 8003, 8004, 8012, 8022 and 8032 by default; replicas have the next ones.
+_METRICS = {GATEWAY: 1, PAGE: 2, "preprocess": 10, "model": 20, "postprocess": 30}
 _MAX_FIXED, _MAX_PORT = 9, 65535
 
 _log = get_logger("weft.mesh")
@@ -41,6 +41,7 @@ class MeshOptions(Supervision):
         host: Address that the router listens on; the other services listen on 127.0.0.1.
         router_port, metrics_port: The router's; 0 is any free port, also for the metrics of the other services.
         http_port: Of the gateway, which also listens on ``host``; None: no gateway.
+        ui_port: Of the page, on 127.0.0.1; None: no page.
         router_arguments: More arguments of the router.
         service_arguments: More arguments of other services, by name; those that the mesh sets win.
         in_process: Services that run in the router's process.
@@ -54,6 +55,7 @@ class MeshOptions(Supervision):
     router_port: int = 8001
     metrics_port: int = 8002
     http_port: int | None = None
+    ui_port: int | None = None
     router_arguments: Sequence[str] = ()
     service_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
     in_process: Collection[str] = ()
@@ -96,6 +98,7 @@ class Mesh:
         router_port = self._hold(options.host, options.router_port)
         router_metrics_port = self._hold(options.host, options.metrics_port)
         http_port = None if options.http_port is None else self._hold(options.host, options.http_port)
+        ui_port = None if options.ui_port is None else self._hold("127.0.0.1", options.ui_port)
         folder = self._folder = self._held.enter_context(mesh_folder())
         self._mesh_key = write_mesh_key(folder)
         self._graphs = folders[GRAPHS]
@@ -145,8 +148,15 @@ class Mesh:
         router = (await self._all_serving([ROUTER], deadline_s))[ROUTER]
         endpoints = {ROUTER: router} | endpoints | {name: endpoints.get(name, router) for name in served}
         if http_port is not None:
-            self._add_gateway(http_port, access.address)
+            hosts = ["--allow-host=*"] if options.asks_for_keys else []  # a browser has no key
+            self._add_gateway(GATEWAY, options.host, http_port, access.address, *hosts)
             endpoints |= await self._all_serving([GATEWAY], deadline_s)
+        if ui_port is not None:
+            shown = RunningMesh(os.getpid(), options.is_encrypted, endpoints).metrics_addresses().items()
+            # A page over TLS has a certificate for others.
+            pages = [f"--metrics-from={name}=http://{at}/metrics" for name, at in shown if "://" not in at]
+            self._add_gateway(PAGE, "127.0.0.1", ui_port, access.address, "--ui", *pages)
+            endpoints |= await self._all_serving([PAGE], deadline_s)
         try:
             publish(folder, RunningMesh(os.getpid(), options.is_encrypted, endpoints))
         except OSError as error:
@@ -264,14 +274,13 @@ class Mesh:
         own = self._options.service_arguments.get(name, ())  # may name the key of a mesh of several machines
         return [f"--mesh-key-file={self._mesh_key}", *own, "--repository", str(folder)]
 
-    def _add_gateway(self, port: int, router: str) -> None:
+    def _add_gateway(self, name: str, host: str, port: int, router: str, *more: str) -> None:
         options = self._options
-        ports = self._listen(options.host, port, self._hold_metrics(options.host, GATEWAY, GATEWAY), http=True)
+        ports = self._listen(host, port, self._hold_metrics(host, name, name), http=True)
         # It answers no health checks, so it watches itself for hangs.
         watchdog = [f"--watchdog-abort-s={options.hang_timeout_s:g}"] if options.is_restarting else []
-        hosts = ["--allow-host=*"] if options.asks_for_keys else []  # a browser has no key
-        arguments = [*watchdog, *hosts, *options.service_arguments.get(GATEWAY, ()), "--router", router, *ports]
-        self._add(GATEWAY, arguments, module="weft.gateway", speaks_grpc=False)
+        arguments = [*watchdog, *more, *options.service_arguments.get(name, ()), "--router", router, *ports]
+        self._add(name, arguments, module="weft.gateway", speaks_grpc=False)
 
     def _hold_metrics(self, host: str, service: str, label: str, index: int = 0) -> int:
         """The port for the metrics of a service that is always the same, or a free one where it is in use."""

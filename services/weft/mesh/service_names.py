@@ -8,6 +8,8 @@ GRAPHS = "graphs"
 ROUTER = "router"
 #: Serves HTTP in front of the router.
 GATEWAY = "gateway"
+#: A gateway for this machine alone, with the page.
+PAGE = "page"
 
 
 def is_public(service: str) -> bool:

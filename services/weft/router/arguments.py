@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from weft.base.repository.control import add_control_arguments, control_arguments, control_fault
-from weft.base.text.argument_types import is_metadata_name
+from weft.base.text.argument_types import is_metadata_name, positive
 from weft.router import DEFAULT_RETRY_PERCENT
 from weft.router.rollouts.place import LEASE
 from weft.router.targets.specification import BalancingPolicy, parse_policy, policy_names
@@ -99,6 +99,16 @@ def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -
         action="store_true",
         help="let clients choose the steps of splitters with the header x-graph-route",
     )
+    parser.add_argument(
+        "--record-dir",
+        type=Path,
+        metavar="DIR",
+        help="where weft record keeps requests and answers, made if it is not there (default: nowhere; recording is "
+        "refused)",
+    )
+    for name, default in (("mib", 1024), ("s", 3600)):
+        text = f"of one recording, at most (default {default})"
+        parser.add_argument(f"--record-max-{name}", type=positive, default=default, metavar="N", help=text)
 
 
 def usage_fault(options: argparse.Namespace) -> str:
@@ -143,6 +153,10 @@ def given(options: argparse.Namespace, *, unless: Collection[str] = ()) -> Itera
         yield f"--rollouts={options.rollouts}"
     if options.allow_route_header:
         yield "--allow-route-header"
+    if options.record_dir is not None:
+        yield f"--record-dir={options.record_dir}"
+    yield f"--record-max-mib={options.record_max_mib:g}"
+    yield f"--record-max-s={options.record_max_s:g}"
 
 
 def _target_policy(text: str) -> tuple[str, BalancingPolicy]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,8 @@ from weft.router.metrics import (
     StepCollector,
     TargetCollector,
 )
+from weft.router.observe import Observer
+from weft.router.recording import KEY_BYTES, RecordingLimits, Recordings
 from weft.router.repository.files import GraphRepository
 from weft.router.repository.lifecycle import GraphControl, GraphLifecycle
 from weft.router.repository.table import GraphTable
@@ -45,6 +48,7 @@ from weft_protos.model_config_pb2 import ModelConfig
 #: Pause between two scans when a graph has changed, in seconds: a file that is being written changes meanwhile.
 SETTLE_S = 0.1
 _NO_LIMITS = AdmissionSettings()
+_NO_RECORDINGS = RecordingLimits()
 
 
 class RouterCore:
@@ -68,6 +72,7 @@ class RouterCore:
         num_workers: Number of routers on one port, each with an equal part of the limits.
         retry_budget_percent: Of ``RetryBudget``, unless a graph's ``retry`` sets it.
         metrics_from: Services whose model-defined metrics are republished.
+        recording: Where requests and answers are recorded when a client asks for it.
     """
 
     #: As of ``GraphServicer``.
@@ -89,6 +94,7 @@ class RouterCore:
         num_workers: int = 1,
         retry_budget_percent: float = DEFAULT_RETRY_PERCENT,
         metrics_from: Sequence[MetricsSource] = (),
+        recording: RecordingLimits = _NO_RECORDINGS,
     ) -> None:
         self._changed = asyncio.Event()
         self._metrics_from = tuple(metrics_from)
@@ -121,6 +127,8 @@ class RouterCore:
         self._is_polling = model_control == "poll"
         self._load_graphs = tuple(load_graphs) if model_control == "explicit" else ("*",)
         self._admission = AdmissionController(admission, num_workers=num_workers)
+        self._observer = Observer(self._graphs, self._runtime, self._catalog, self._admission, model_control)
+        self._recordings = Recordings(recording, num_workers)
         self._is_started = False
         self._followers: list[asyncio.Task[None]] = []
 
@@ -151,6 +159,7 @@ class RouterCore:
             follower.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await follower
+        await self._recordings.close()
         await self._control.close()
         await self._runtime.close()
         await self._rollouts.close()
@@ -161,9 +170,17 @@ class RouterCore:
     def extension(self) -> Extension:
         """The service ``weft.graph.GraphService``, and the router's own metrics."""
         servicer = GraphServicer(
-            self._graphs, self._runtime.bandits, self._catalog, self._rollouts, self._change_weights, self.siblings
+            self._graphs,
+            self._runtime.bandits,
+            self._catalog,
+            self._observer,
+            self.record,
+            self._rollouts,
+            self._change_weights,
+            self.siblings,
         )
         collectors = (
+            self._recordings,
             RolloutCollector(self._rollouts),
             RouterCollector(self._graphs, self._repository),
             StepCollector(lambda: (*self._graphs.step_counters(), *self._runtime.step_counters.kept)),
@@ -254,12 +271,19 @@ class RouterCore:
         with self._admit(served, call.parameters, context) as permit:
             if permit.is_waiting:
                 await self._wait(permit, served)
+            kept = None if self._recordings.active is None else self._recordings.begin(call, context)
             inference = served.begin(call, context)
             try:
-                return inference.answer(await inference.work())
+                result = inference.answer(await inference.work())
             except BaseException as error:
                 inference.fail(error)
+                if kept is not None:
+                    kept.end(served.version, error)
                 raise
+            if kept is not None:
+                kept.add(result)
+                kept.end(served.version)
+            return result
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """Yield every response of a decoupled graph or model, the one answer of any other. Raises like ``infer``."""
@@ -270,10 +294,24 @@ class RouterCore:
         with self._admit(served, call.parameters, context) as permit:
             if permit.is_waiting:
                 await self._wait(permit, served)
-            async with contextlib.aclosing(served.stream(call, context)) as results:
-                async for result in results:
-                    result.is_unordered = True  # as of the model's own server
-                    yield result
+            kept = None if self._recordings.active is None else self._recordings.begin(call, context, is_stream=True)
+            try:
+                async with contextlib.aclosing(served.stream(call, context)) as results:
+                    async for result in results:
+                        result.is_unordered = True  # as of the model's own server
+                        if kept is not None:
+                            kept.add(result)
+                        yield result
+            except BaseException as error:
+                if kept is not None:
+                    kept.end(served.version, error)
+                raise
+            if kept is not None:
+                kept.end(served.version)
+
+    async def record(self, request: graph_pb.RecordingRequest) -> graph_pb.RecordingResponse:
+        """As ``Recordings.answer``."""
+        return await self._recordings.answer(request, secrets.token_bytes(KEY_BYTES))
 
     def has_graph(self, name: str) -> bool:
         """Whether a graph of that name is known, ready or not."""

@@ -133,14 +133,16 @@ class GraphExecutor:
             parameters[INCOMPLETE_PARAMETER] = "; ".join(run.request.broken)
         return InferResult(signature.name, signature.version, call.request_id, parameters, outputs)
 
-    def end(self, execution: Execution, context: CallContext) -> None:
-        """End a request, successful or not; add its path to the trailing metadata."""
+    def end(self, execution: Execution, context: CallContext, error: BaseException | None = None) -> None:
+        """End a request, failed with ``error`` or not; add its path to the trailing metadata."""
         runtime, record = self._runtime, execution.run.record
         if self._admission is not None:
             self._admission.leave(runtime.clock_ns() - execution.start_ns)
         usual_path = execution.selection.usual_path
         path = path_text(record) if usual_path is None else usual_path.text_of(record)
         context.trailing_metadata.append((PATH_HEADER, path))
+        if runtime.on_end is not None:
+            runtime.on_end(self.plan, execution.run, path, execution.start_ns, error)
         if pulls := execution.run.request.pulls:
             settle(pulls, record)
         for callback in execution.run.request.on_end:
@@ -157,7 +159,7 @@ class GraphExecutor:
         """
         name, version = self.plan.signature.name, self.plan.signature.version
         is_traced, is_over = call.parameters.get(TRACE_PARAMETER) is True, False
-        execution = self.begin(call, context)
+        execution, failure = self.begin(call, context), None
         try:
             async with contextlib.aclosing(self._responses(execution)) as responses:
                 async for response in responses:
@@ -168,8 +170,11 @@ class GraphExecutor:
                         result.parameters = {**result.parameters, INCOMPLETE_PARAMETER: "; ".join(broken)}
                     result.is_final, result.is_unordered = is_over, True
                     yield result
+        except BaseException as error:
+            failure = error
+            raise
         finally:
-            self.end(execution, context)
+            self.end(execution, context, failure)
         if is_over:
             return
         execution.run.request.response_parameters, execution.outputs = {}, {}
@@ -201,6 +206,7 @@ class GraphExecutor:
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, start_ns + self._timeout_ns)
         scope = RequestScope(call.parameters, context.headers, call.request_id, context.priority, deadline_ns)
+        scope.clock_ns = self._runtime.clock_ns
         is_traced = telemetry.is_enabled()
         headers = forwarded_headers(context.headers, is_traced=is_traced)
         request = GraphRequest(scope, headers, context, is_traced, captures=selection.captures)
@@ -282,7 +288,7 @@ class Assembly:
         runtime, inner = self._runtime, plan.action
         parts = StreamParts(counters, runtime.clock_ns, plan.is_soft)
         if isinstance(inner, CallPlan):
-            target = runtime.targets[inner.target]
+            target = runtime.target_of(plan.path, inner) if runtime.target_of else runtime.targets[inner.target]
             kind = StreamAction if inner.signature.is_decoupled else CallAction
             return kind(plan, inner, target, context, node, parts)
         is_tentative = bool(plan.fallback or plan.is_soft or any(one.repeats_failures for one in plan.policies))

@@ -1,7 +1,8 @@
-"""``weft.graph.GraphService`` of a router: feedback for bandits, signatures of models."""
+"""``weft.graph.GraphService`` of a router: feedback for bandits, signatures of models, recordings."""
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import wraps
 from typing import TypeVar, cast
 
@@ -9,7 +10,9 @@ from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.observing.logs import get_logger
 from weft.base.security.access import allows, caller_name, check_model
 from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm, bandit_choices
+from weft.router.observe import Observer, picture
 from weft.router.repository.config import signatures_of
+from weft.router.repository.serving import ServingGraph
 from weft.router.repository.table import GraphTable, GraphVersion
 from weft.router.repository.weights import weights_of
 from weft.router.rollouts.counts import ArmCounts
@@ -32,6 +35,8 @@ _ACTIONS = {number: "" if name == "STATUS" else name for name, number in pb.Roll
 
 #: Gives the response of the one that got the request after that time of the monotonic clock; None if none did.
 Siblings = Callable[[pb.GraphFeedbackRequest, int], Awaitable[pb.GraphFeedbackResponse | None]]
+#: Starts, ends or describes recordings of graphs that there are.
+Record = Callable[[pb.RecordingRequest], Awaitable[pb.RecordingResponse]]
 
 _log = get_logger("weft.router")
 
@@ -59,6 +64,7 @@ class GraphServicer:
     """Serves ``weft.graph.GraphService``.
 
     Args:
+        observer: Answers ``Observe``.
         siblings: Forwards feedback to the worker that got the request, or the latest with its id; None: there are none.
     """
 
@@ -67,14 +73,18 @@ class GraphServicer:
         graphs: GraphTable,
         bandits: BanditStore,
         catalog: TargetCatalog,
+        observer: Observer,
+        record: Record,
         rollouts: RolloutMember,
         change_weights: Callable[[pb.SetWeightsRequest], Awaitable[None]],
         siblings: Siblings | None = None,
     ) -> None:
+        self._observer = observer
         self.edge = CallBoundary("weft.router")
         self._graphs = graphs
         self._bandits = bandits
         self._catalog = catalog
+        self._record = record
         self._rollouts = rollouts
         self._change_weights = change_weights
         self._siblings = siblings
@@ -117,17 +127,32 @@ class GraphServicer:
         """The texts that serve."""
         check_model(request.graph)
         found = self._graph(request.graph, str(request.version) if request.version else "")
-        return pb.GraphSourceResponse(
-            graph=[
-                pb.GraphText(
-                    graph=one.name,
-                    version=int(one.version or 1),
-                    file=one.file,
-                    text=one.text.encode() if isinstance(one.text, str) else one.text,
-                )
-                for one in serving_of(found).sources
-            ]
-        )
+        return pb.GraphSourceResponse(graph=_texts(serving_of(found)))
+
+    @_answering
+    async def Observe(self, request: pb.ObserveRequest, context: Context) -> pb.ObserveResponse:
+        """What all graphs that the caller may use do now."""
+        return await self._observer.observe(request)
+
+    @_answering
+    async def GraphPicture(self, request: pb.GraphSourceRequest, context: Context) -> pb.GraphPictureResponse:
+        """The picture of what serves."""
+        check_model(request.graph)
+        found = self._graph(request.graph, str(request.version) if request.version else "")
+        serving = serving_of(found)
+        response = await asyncio.to_thread(picture, serving.plan)
+        response.files.extend(_texts(serving))
+        return response
+
+    @_answering
+    async def Recording(self, request: pb.RecordingRequest, context: Context) -> pb.RecordingResponse:
+        """Start, end or describe; ``graph_service.proto`` lists the statuses."""
+        if request.graph or request.action != request.STATUS:
+            check_model(request.graph)
+        if request.action == request.START:
+            self._graph(request.graph)
+        response = await self._record(request)
+        return pb.RecordingResponse(recording=[one for one in response.recording if allows(one.graph)])
 
     @_answering
     async def Rollout(self, request: pb.RolloutRequest, context: Context) -> pb.RolloutResponse:
@@ -188,6 +213,13 @@ class GraphServicer:
                 f"{plan.signature.version}; there is nothing to reward"
             )
         raise failure or NotFoundError(f"no version of graph '{request.graph}' is loaded")
+
+
+def _texts(serving: ServingGraph) -> Iterator[pb.GraphText]:
+    """Files of a graph, and of those in it."""
+    for one in serving.sources:
+        text = one.text.encode() if isinstance(one.text, str) else one.text
+        yield pb.GraphText(graph=one.name, version=int(one.version or 1), file=one.file, text=text)
 
 
 def rewarded(bandits: BanditStore, request: pb.GraphFeedbackRequest, after_ns: int = 0) -> pb.GraphFeedbackResponse:

@@ -9,6 +9,7 @@ from typing import Any
 
 from weft.base.cancellation import cancel_and_wait
 from weft.base.limits import divided, share
+from weft.language.plan import CallPlan
 from weft.router.admission.concurrency_limit import InflightLimit
 from weft.router.bandits.store import BanditStore
 from weft.router.reporting.counters import StepCounterTable
@@ -60,6 +61,8 @@ class Runtime:
         budgets: Retry budget of each target, shared by all graphs.
         node_budget: Retry budget of runs of nodes.
         is_busy: Whether the router is too busy to start shadows.
+        on_end: Told each request of a graph that ends: plan, run, path, start, error; None while nobody looks.
+        target_of: Answers the steps in place of ``targets``, by path and call.
         num_workers: Number of routers, this one included, that share a port and the limits of graphs.
     """
 
@@ -73,8 +76,10 @@ class Runtime:
     is_pinning_allowed: bool = False
     step_counters: StepCounterTable = field(default_factory=StepCounterTable)
     bandits: BanditStore = field(default_factory=BanditStore)
+    on_end: Callable[[Any, Any, str, int, BaseException | None], None] | None = None
     rollouts: RolloutStore = field(default_factory=RolloutStore)
     num_workers: int = 1
+    target_of: Callable[[str, CallPlan], Target] | None = None
 
     def inflight_limit(self, subject: str, limit: int) -> InflightLimit:
         """A limit with this router's part of a ``max_inflight`` in a graph."""

@@ -101,7 +101,7 @@ class GraphInference:
 
     def fail(self, error: BaseException) -> None:
         """Count the failed request."""
-        self._serving.executor.end(self._execution, self._context)
+        self._serving.executor.end(self._execution, self._context, error)
         count_failure(self._graph, error, self._context)
 
     async def _classified(self) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from weft.base.observing import settings
 from weft.router.bandits.exchange import BanditSharing
 from weft.router.core import RouterCore
 from weft.router.feedback import rewarded
+from weft.router.recording import KEY_BYTES, summed
 from weft.router.repository.handover import state_of, take_over
 from weft.v2.protocol.wire import statistics_message
 from weft.v2.server.metrics import CERTIFICATE_EXPIRY
@@ -52,6 +54,7 @@ class WorkerCore(RouterCore):
         self._state: Mapping[str, Any] | None = None
         self._has_started = asyncio.Event()
         self.siblings = self._feedback_elsewhere
+        self._observer.others = self._observed_elsewhere
 
     async def start(self) -> None:
         """Like ``RouterCore.start``, with the state of siblings if there are any."""
@@ -62,7 +65,9 @@ class WorkerCore(RouterCore):
                 "unload": self._unload_here,
                 "weights": self._weights_here,
                 "feedback": self._feedback_here,
+                "recording": self._recording_here,
                 "statistics": self._statistics_here,
+                "observe": self._observed_here,
                 "refresh": self._refresh_here,
                 "TraceSetting": lambda body: change_settings(pb.TraceSettingRequest.FromString(body)),
                 "LogSettings": lambda body: change_settings(pb.LogSettingsRequest.FromString(body)),
@@ -191,6 +196,26 @@ class WorkerCore(RouterCore):
             if answer.error is not None and (is_late or isinstance(answer.error, AlreadyExistsError)):
                 raise answer.error
         return None
+
+    def _observed_here(self, body: bytes) -> bytes:
+        return self._observer.observe_here(graph_pb.ObserveRequest.FromString(body)).SerializeToString()
+
+    async def _observed_elsewhere(self, request: graph_pb.ObserveRequest) -> list[graph_pb.ObserveResponse]:
+        answers = await self._link.ask("observe", request.SerializeToString())
+        return [graph_pb.ObserveResponse.FromString(one.payload) for one in answers if one.error is None]
+
+    @override
+    async def record(self, request: graph_pb.RecordingRequest) -> graph_pb.RecordingResponse:
+        """At every worker, one file each. Raises UnavailableError if one could not."""
+        body = json.dumps([request.SerializeToString().hex(), secrets.token_hex(KEY_BYTES)]).encode()
+        answers = await self._link.change("recording", body)
+        self._check(answers)
+        return summed(graph_pb.RecordingResponse.FromString(answer.payload) for answer in answers)
+
+    async def _recording_here(self, body: bytes) -> bytes:
+        request, key = map(bytes.fromhex, json.loads(body))
+        response = await self._recordings.answer(graph_pb.RecordingRequest.FromString(request), key)
+        return response.SerializeToString()
 
     def _statistics_here(self, body: bytes) -> bytes:
         name, version = json.loads(body)

@@ -15,6 +15,7 @@ from weft.router.admission.concurrency_limit import LOWEST_LEVEL
 from weft.router.admission.controller import AdmissionSettings
 from weft.router.arguments import add_arguments, usage_fault
 from weft.router.core import RouterCore
+from weft.router.recording import RecordingLimits
 from weft.router.rollouts.place import place_of
 from weft.router.targets.connect import make_target
 from weft.router.targets.specification import (
@@ -87,6 +88,7 @@ def make_core(options: argparse.Namespace, make: Callable[..., CoreT]) -> CoreT:
         allow_route_header=options.allow_route_header,
         retry_budget_percent=options.retry_budget_percent,
         metrics_from=options.metrics_from,
+        recording=RecordingLimits(options.record_dir, int(options.record_max_mib * (1 << 20)), options.record_max_s),
     )
 
 

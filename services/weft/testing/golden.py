@@ -15,7 +15,7 @@ def golden_text(outputs: Mapping[str, Any]) -> str:
     lines = []
     for name, value in outputs.items():
         array = np.asarray(value)
-        kept = {"datatype": datatype_of(array), "shape": array.shape, "data": [*map(_plain, array.reshape(-1))]}
+        kept = {"datatype": datatype_of(array), "shape": array.shape, "data": [*map(plain, array.reshape(-1))]}
         lines.append(f"  {json.dumps(name)}: {json.dumps(kept, ensure_ascii=False)}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
@@ -35,12 +35,13 @@ def compare(outputs: Mapping[str, Any], text: str, where: str, *, rtol: float, a
             wide = array.astype(np.float64), expected.astype(np.float64)
             np.testing.assert_allclose(*wide, rtol=rtol, atol=atol, equal_nan=True, err_msg=title)
         else:
-            plain = np.array([*map(_plain, array.reshape(-1))], np.object_).reshape(array.shape)
+            elements = np.array([*map(plain, array.reshape(-1))], np.object_).reshape(array.shape)
             expected = np.array([*kept["data"], None], np.object_)[:-1].reshape(kept["shape"])
-            np.testing.assert_array_equal(plain, expected, err_msg=title)
+            np.testing.assert_array_equal(elements, expected, err_msg=title)
 
 
-def _plain(element: Any) -> Any:
+def plain(element: Any) -> Any:
+    """An element as in JSON."""
     if isinstance(element, bytes):
         try:
             return element.decode()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from weft.base.repository.layout import version_order
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.base.text.pbtxt import Diagnostic, PbtxtError, parse
+from weft.base.text.pbtxt import PbtxtError, diagnostic, parse
 from weft.base.text.pbtxt_writer import one_line
 from weft.router.repository.config import signature_of
 from weft_protos import graph_service_pb2 as pb
@@ -54,8 +54,7 @@ def read_lock(path: Path) -> list[pb.ModelSignature]:
             text = f"model '{model.name}' version {model.version} is there twice"
         seen.add(key)
         if text:
-            line, column = positions.find(f"model[{i}]")
-            faults.append(Diagnostic(str(path), line, column, text, source_line=positions.source_line(line)))
+            faults.append(diagnostic(str(path), positions, positions.find(f"model[{i}]"), text))
     if faults:
         raise PbtxtError(faults)
     return list(lock.model)
@@ -123,27 +122,46 @@ def _by_version(models: Iterable[pb.ModelSignature]) -> dict[tuple[str, str], pb
 def _differences(before: pb.ModelSignature, now: pb.ModelSignature) -> Iterator[str]:
     if before.target != now.target:
         yield f"was on target '{before.target}', is on '{now.target}'"
-    if before.max_batch_size != now.max_batch_size:
-        yield f"max_batch_size was {before.max_batch_size}, is {now.max_batch_size}"
-    old, new = signature_of(before), signature_of(now)
-    if old.is_decoupled != new.is_decoupled:
-        yield f"decoupled was {old.is_decoupled}, is {new.is_decoupled}".lower()
-    if old.is_stateful != new.is_stateful:
-        yield f"stateful was {old.is_stateful}, is {new.is_stateful}".lower()
-    for what, had, has in (("input", old.inputs, new.inputs), ("output", old.outputs, new.outputs)):
-        yield from _tensor_differences(what, {spec.name: spec for spec in had}, {spec.name: spec for spec in has})
+    yield from (text for text, _ in signature_changes(signature_of(before), signature_of(now)))
 
 
-def _tensor_differences(what: str, had: Mapping[str, TensorSpec], has: Mapping[str, TensorSpec]) -> Iterator[str]:
+def signature_changes(old: ModelSignature, new: ModelSignature) -> Iterator[tuple[str, bool]]:
+    """What clients of ``old`` meet at ``new``, and whether it breaks them: their requests fail, or answers surprise."""
+    rows = old.max_batch_size, new.max_batch_size
+    for what, had, has, breaks in (
+        ("max_batch_size", *rows, rows[1] < rows[0] or not rows[0]),
+        ("decoupled", old.is_decoupled, new.is_decoupled, not new.can_collect),
+        ("stateful", old.is_stateful, new.is_stateful, True),
+    ):
+        if had != has:
+            yield f"{what} was {had}, is {has}".lower(), breaks
+    for what, before, after in (("input", old.inputs, new.inputs), ("output", old.outputs, new.outputs)):
+        yield from _tensor_changes(what, {spec.name: spec for spec in before}, {spec.name: spec for spec in after})
+
+
+def _tensor_changes(
+    what: str, had: Mapping[str, TensorSpec], has: Mapping[str, TensorSpec]
+) -> Iterator[tuple[str, bool]]:
+    is_input = what == "input"
     for name in dict.fromkeys([*had, *has]):
         if name not in has:
-            yield f"{what} '{name}' is gone; it was {_shown(had[name])}"
+            yield f"{what} '{name}' is gone; it was {type_text(had[name])}", True
         elif name not in had:
-            yield f"{what} '{name}' is new: {_shown(has[name])}"
+            yield f"{what} '{name}' is new: {type_text(has[name])}", is_input and not has[name].is_optional
         elif had[name] != has[name]:
-            yield f"{what} '{name}' was {_shown(had[name])}, is {_shown(has[name])}"
+            given, taken = (had[name], has[name]) if is_input else (has[name], had[name])
+            yield f"{what} '{name}' was {type_text(had[name])}, is {type_text(has[name])}", not _takes(taken, given)
 
 
-def _shown(spec: TensorSpec) -> str:
+def _takes(taken: TensorSpec, given: TensorSpec) -> bool:
+    """Whether every tensor that fits ``given`` fits ``taken`` too."""
+    if taken.datatype != given.datatype or len(taken.dims) != len(given.dims):
+        return False
+    sizes = zip(taken.dims, given.dims, strict=True)
+    return (taken.is_optional or not given.is_optional) and all(size in (-1, other) for size, other in sizes)
+
+
+def type_text(spec: TensorSpec) -> str:
+    """``FP32[3] optional``, without the batch dimension."""
     marks = (" optional" if spec.is_optional else "") + (" ragged" if spec.allow_ragged_batch else "")
     return f"{spec.datatype}{list(spec.dims)}{marks}"

@@ -268,7 +268,7 @@ def load_plan(graph: str, repository: Path | None = None, lock: Path | None = No
         raise NotFoundError(f"no such folder: {repository}")
     repository = repository or repository_of(Path(graph))
     graphs = graphs_of(repository) if repository is not None else None
-    source = _find_graph(graph, repository, graphs)
+    source = find_graph(graph, repository)
     if lock is not None:
         return compile_graph(source, LockCatalog(lock), graphs)
     if repository is None:
@@ -276,8 +276,9 @@ def load_plan(graph: str, repository: Path | None = None, lock: Path | None = No
     return _compile(source, OfflineCatalog(repository), graphs)
 
 
-def _find_graph(graph: str, repository: Path | None, graphs: GraphRepository | None) -> GraphSource:
-    path = Path(graph)
+def find_graph(graph: str, repository: Path | None) -> GraphSource:
+    """The graph of a file, or of this name in a repository. Raises NotFoundError or OSError."""
+    path, graphs = Path(graph), graphs_of(repository) if repository is not None else None
     if path.is_file():
         if not is_graph(path):
             raise NotFoundError(f"'{graph}' is the configuration of a model, not a graph")

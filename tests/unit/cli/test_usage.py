@@ -15,23 +15,13 @@ from weft.cli.__main__ import COMMANDS, SECTIONS, CommandParser, main, make_pars
 
 #: Commands that print facts; the others write files or drawings.
 WITH_FACTS = {
-    *(
-        "up",
-        "restart",
-        "top",
-        "infer",
-        "feedback",
-        "rollout",
-        "rollback",
-        "lock",
-        "key new",
-        "check",
-        "explain",
-        "batch",
-    ),
-    *("optimize", "quantize", "plan", "tune"),
+    *("up", "restart", "top", "infer", "feedback", "rollback", "record", "replay", "lock", "key new", "check", "test"),
+    *("diff", "rollout", "explain", "batch", "optimize", "quantize", "plan", "tune"),
 }
-CALLING = ("restart", "top", "infer", "feedback", "rollout", "rollback", "lock", "stubs", "batch", "stream")
+CALLING = (
+    *("restart", "top", "infer", "feedback", "rollout", "rollback", "record", "replay", "lock", "stubs", "diff"),
+    *("batch", "stream"),
+)
 
 
 def commands(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, argparse.ArgumentParser]:

@@ -8,11 +8,11 @@ from tests.compat.graphs.run import SampleCore, SampleGraphs, answer, explained_
 from tests.compat.graphs.samples import FOLDER, README, SAMPLES, Sample, table
 from tests.integration.routing import naming_service
 
+from weft.language.draw import FORMATS
+from weft.language.draw.build import build_diagram
 from weft.router.compile import compile_graph
 from weft.router.targets.grpc_target import GrpcTarget
 from weft.router.targets.in_process import InProcessTarget
-from weft.tools.draw import FORMATS
-from weft.tools.draw.build import build_diagram
 
 RUNNING = [pytest.param(sample, id=sample.file.rpartition(".")[0]) for sample in SAMPLES if not sample.refused]
 REFUSED = [pytest.param(sample, id=sample.file.rpartition(".")[0]) for sample in SAMPLES if sample.refused]

@@ -16,7 +16,8 @@ import pytest
 
 from weft.base.statistics import LatencyHistogram, ModelStatistics
 from weft.cli.__main__ import main
-from weft.tools.top import ModelRow, Page, frame_of, frame_text, quantiles_ms, scrape
+from weft.tools.top import frame_text
+from weft.v2.client.frames import ModelRow, Page, frame_of, quantiles_ms, scrape
 from weft.v2.server.metrics import make_registry, serve_metrics
 
 INFINITE = float("inf")

@@ -199,7 +199,7 @@ def parse(text: str | bytes, message: M, *, file: str) -> tuple[M, Positions]:
         raise PbtxtError(_diagnostics(error, file, dict(reversed(scan.findings)), positions)) from None
     if scan.unknown_numbers:
         found = sorted(scan.unknown_numbers.items())
-        raise PbtxtError([_diagnostic(file, positions, positions.at(at), text) for at, text in found])
+        raise PbtxtError([diagnostic(file, positions, positions.at(at), text) for at, text in found])
     return message, positions
 
 
@@ -222,7 +222,7 @@ def _diagnostics(error: Exception, file: str, findings: dict[int, str], position
     """Findings of the tolerant pass, by offset, unless ``text_format`` stopped at an earlier error."""
     if yaml := _YAML.search(positions.text):
         cause = "this is YAML, not protobuf text format; of a KServe or Seldon Core graph, weft convert makes one"
-        return [_diagnostic(file, positions, positions.at(yaml.start()), cause)]
+        return [diagnostic(file, positions, positions.at(yaml.start()), cause)]
     if isinstance(error, text_format.ParseError):
         where = (error.GetLine() or 0, error.GetColumn() or 0)
         cause = _plain_cause(_ERROR_PREFIX.sub("", str(error)).rstrip("."))
@@ -230,8 +230,8 @@ def _diagnostics(error: Exception, file: str, findings: dict[int, str], position
         where = (0, 0)
         cause = "nested too deeply" if isinstance(error, RecursionError) else f"not a valid text-format file: {error}"
     if not findings or (0, 0) < where < positions.at(min(findings)):
-        return [_diagnostic(file, positions, where, cause)]
-    return [_diagnostic(file, positions, positions.at(at), findings[at]) for at in sorted(findings)]
+        return [diagnostic(file, positions, where, cause)]
+    return [diagnostic(file, positions, positions.at(at), findings[at]) for at in sorted(findings)]
 
 
 def _printable(text: str) -> str:
@@ -268,5 +268,5 @@ def _end_of(text: str) -> tuple[int, int]:
     return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
-def _diagnostic(file: str, positions: Positions, where: tuple[int, int], message: str) -> Diagnostic:
+def diagnostic(file: str, positions: Positions, where: tuple[int, int], message: str) -> Diagnostic:
     return Diagnostic(file, *where, message, source_line=positions.source_line(where[0]))

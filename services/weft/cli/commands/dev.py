@@ -32,7 +32,7 @@ from weft.language.syntax.file import GraphError
 from weft.mesh.mesh import Mesh, MeshOptions
 from weft.mesh.preflight import MeshError
 from weft.mesh.readiness import dialable
-from weft.mesh.service_names import GRAPHS, MODEL_SERVICES, ROUTER
+from weft.mesh.service_names import GRAPHS, MODEL_SERVICES, PAGE, ROUTER
 from weft.router.repository.files import GraphRepository
 from weft.serving.lifecycle.repository import ModelRepository
 from weft.tools.check import check, find_files
@@ -56,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--models DIR", "repository of the models; default: that of the graphs, else ./model_repository", Path)
     option("--port N", "gRPC; 0 is any free port", port, ROUTER_PORT)
     option("--http-port N", "serve V2 over HTTP and OpenAI's interface there (default: do not)", port)
+    option("--ui-port N (0)", "serve the page that shows graphs there, on this machine alone; 0: any free port", port)
+    option("--no-ui", "do not serve the page")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -104,6 +106,7 @@ class Development:
                 router_port=options.port,
                 metrics_port=0,
                 http_port=options.http_port,
+                ui_port=None if options.no_ui else options.ui_port,
                 in_process=MODEL_SERVICES,
                 router_arguments=[*control, "--log-level=warning"],
                 service_arguments={name: [*control, "--dev"] for name in MODEL_SERVICES},
@@ -115,7 +118,10 @@ class Development:
 
     async def follow(self) -> None:
         """Serve, and follow changes for ever. Raises MeshError: the mesh cannot be started."""
-        address = dialable((await self.mesh.start())[ROUTER].grpc)
+        endpoints = await self.mesh.start()
+        if PAGE in endpoints:
+            print(f"weft dev: the page is http://{endpoints[PAGE].http}/ui/", file=sys.__stdout__, flush=True)
+        address = dialable(endpoints[ROUTER].grpc)
         async with V2Client(address) as client, asyncio.TaskGroup() as tasks:
 
             async def take_over(changes: Mapping[str, object]) -> None:

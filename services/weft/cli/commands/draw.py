@@ -2,14 +2,16 @@
 
 import argparse
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 
 from weft.base.text.argument_types import add
+from weft.changes.diff import step_marks
 from weft.cli.arguments import add_graph_arguments
-from weft.cli.plan import plan_or_status
-from weft.tools.draw import FORMATS
-from weft.tools.draw.build import build_diagram
+from weft.cli.plan import sides_or_status
+from weft.language.draw import FORMATS
+from weft.language.draw.build import build_both, build_diagram
 
 _BY_SUFFIX = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".txt": "text"}
 
@@ -20,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Draw a graph: its nodes as nested boxes, its tensors as edges. No server is needed."
     parser.epilog = "example: weft draw digits -o digits.svg"
     add_graph_arguments(parser)
+    option("--against GRAPH", "draw this, as it was before, beside it, and what changed in colour; as for weft diff")
     option("--format", "default: as the suffix of -o says, else mermaid", choices=("mermaid", "dot", "svg", "text"))
     option("-o --output FILE", "default: standard output", Path)
 
@@ -31,10 +34,14 @@ def run(options: argparse.Namespace) -> int:
         known = ", ".join(_BY_SUFFIX)
         print(f"weft draw: no drawing is a '{suffix}' file; use one of {known}, or give --format", file=sys.stderr)
         return 2
-    plan = plan_or_status(options)
-    if isinstance(plan, int):
-        return plan
-    drawing = FORMATS[options.format or _BY_SUFFIX.get(suffix, "mermaid")](build_diagram(plan))
+    with tempfile.TemporaryDirectory() as folder:
+        graphs = [options.against, options.graph] if options.against else [options.graph]
+        sides = sides_or_status(graphs, options, Path(folder))
+    if isinstance(sides, int):
+        return sides
+    before, after = sides[0][0], sides[-1][0]
+    diagram = build_both(before, after, step_marks(before, after)) if options.against else build_diagram(after)
+    drawing = FORMATS[options.format or _BY_SUFFIX.get(suffix, "mermaid")](diagram)
     if options.output is None:
         sys.stdout.write(drawing)
         return 0

@@ -18,7 +18,8 @@ from weft.base.text.argument_types import add, positive
 from weft.base.text.suggestion import printable
 from weft.cli.arguments import ROUTER_PORT, pair
 from weft.mesh.registry import SeveralMeshesError, the_mesh
-from weft.tools.top import Frame, frame_of, frame_text, scrape
+from weft.tools.top import frame_text
+from weft.v2.client.frames import Frame, frame_of, scrape
 from weft.v2.security.channel import channel_security
 from weft.v2.security.tls import http_context
 

@@ -18,7 +18,7 @@ from weft.cli.arguments import (
     service_arguments,
     services,
 )
-from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER
+from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, PAGE, ROUTER
 from weft.router.arguments import GROUP, given, usage_fault
 from weft.router.arguments import add_arguments as add_router_arguments
 from weft.v2.client.wires import add_wire_argument
@@ -43,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         "--http-port --openai-port N",
         "serve V2 over HTTP and OpenAI's interface there; 0 is any free port (default: do not)",
+        port,
+    )
+    option(
+        "--ui-port N",
+        "serve the page that shows graphs and machines there, on this machine alone; 0 is any free port (default: do "
+        "not)",
         port,
     )
     option(
@@ -151,7 +157,8 @@ def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
         limits.append(f"--max-message-bytes={limit_bytes}")
     for name in set(MODEL_SERVICES) - set(options.in_process):
         arguments[name] = [*arguments[name], *limits]
-    arguments[GATEWAY] += [f"--wire={options.wire}", f"--log-level={options.log_level}"]
+    arguments[PAGE] = [f"--wire={options.wire}", f"--log-level={options.log_level}"]
+    arguments[GATEWAY] += arguments[PAGE]
     if options.batch_dir is not None:
         arguments[GATEWAY].append(f"--batch-dir={options.batch_dir}")
     for name, more in options.service_args:

@@ -4,7 +4,6 @@ It is compiled once, with the types of the tensors that it names.
 """
 
 import re
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -298,6 +297,6 @@ def _request_fill(name: str) -> Fill:
         elif request.deadline_ns is None:
             values["request.remaining_ms"] = _NO_DEADLINE_MS
         else:
-            values["request.remaining_ms"] = max(0, request.deadline_ns - time.monotonic_ns()) // _NS_PER_MS
+            values["request.remaining_ms"] = max(0, request.deadline_ns - request.clock_ns()) // _NS_PER_MS
 
     return fill

@@ -228,14 +228,26 @@ def render_text(entry: ExplainedStep, num_rows: int | None) -> str:
     lines = [f"{entry.target}{batch}", *_lines(entry, "", "", is_root=True), "", _LEGEND]
     if entry.failure:
         lines.append(f"the request fails: {entry.failure}")
+    lines += [f"calls at most: {calls_text(entry)}", f"time at most: {time_text(entry)}"]
+    return "\n".join(lines) + "\n"
+
+
+def calls_text(entry: ExplainedStep) -> str:
+    """``2, 4 with every retry, hedge and fallback``: the most calls."""
     calls = count_calls(entry)
     worst = f", {calls.worst} with every retry, hedge and fallback" if calls.worst != calls.usual else ""
     copies = f", and {calls.shadows} for shadows" if calls.shadows else ""
+    return f"{calls.usual}{worst}{copies}{_each(entry)}"
+
+
+def time_text(entry: ExplainedStep) -> str:
+    """The effective time limit, and the path that may use it up."""
+    return f"{_time_text(entry)}{_each(entry)}"
+
+
+def _each(entry: ExplainedStep) -> str:
     units = dict.fromkeys(_units(entry))
-    each = f", with one {' and one '.join(units)}" if units else ""
-    lines.append(f"calls at most: {calls.usual}{worst}{copies}{each}")
-    lines.append(f"time at most: {_time_text(entry)}{each}")
-    return "\n".join(lines) + "\n"
+    return f", with one {' and one '.join(units)}" if units else ""
 
 
 def _units(entry: ExplainedStep) -> Iterator[str]:
@@ -285,7 +297,6 @@ def _cut(line: str) -> str:
 
 
 def _time_text(entry: ExplainedStep) -> str:
-    """The effective time limit, and the path that may use it up."""
     span, limit = longest(entry), entry.deadline_ms
     if not span.parts:
         return "0 ms: no step runs"
@@ -302,19 +313,21 @@ def _time_text(entry: ExplainedStep) -> str:
 
 def render_json(entry: ExplainedStep, num_rows: int | None) -> str:
     """The same as one object."""
+    found = {"graph": entry.target, "num_rows": num_rows, **costs(entry), "root": _as_json(entry)}
+    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+
+
+def costs(entry: ExplainedStep) -> dict[str, Any]:
+    """The most calls and time, as JSON has them."""
     calls, span = count_calls(entry), longest(entry)
     bounds = [ms for ms in (span.ms, entry.deadline_ms) if ms is not None and not math.isinf(ms)]
-    found = {
-        "graph": entry.target,
-        "num_rows": num_rows,
+    return {
         "num_calls": calls.usual,
         "num_calls_worst": calls.worst,
         "num_shadow_calls": calls.shadows,
         "max_ms": min(bounds, default=None),
         "longest_path": [{"path": path, "ms": None if math.isinf(ms) else ms} for path, ms in span.parts],
-        "root": _as_json(entry),
     }
-    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
 
 
 def _as_json(entry: ExplainedStep) -> dict[str, Any]:

@@ -250,13 +250,14 @@ class V2Client:
         response: pb.ModelStatisticsResponse = await self._response(self.stub.ModelStatistics, request, timeout_s)
         return response.model_stats
 
-    async def graph_service(self, method: str, request: Any, *, timeout_s: float) -> Any:
+    async def graph_service(self, method: str, request: Any, *, timeout_s: float, metadata: Metadata = ()) -> Any:
         """Call a method of ``weft.graph.GraphService``; return its response.
 
         Raises UnsupportedError: the server is no router of Weft; RemoteError: what it answered.
         """
         try:
-            return await self._response(getattr(stub_of(self.channel, _GRAPH_SERVICE), method), request, timeout_s)
+            rpc = getattr(stub_of(self.channel, _GRAPH_SERVICE), method)
+            return await self._response(rpc, request, timeout_s, metadata)
         except RemoteError as error:
             if error.code == UnsupportedError.code:
                 raise UnsupportedError(f"{self.where} is no router of Weft, or one without {method}") from error

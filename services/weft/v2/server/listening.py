@@ -35,6 +35,9 @@ OPEN_METHODS = frozenset(
     }
 )
 
+_CONTROLLING = (
+    "TargetSignatures", "GraphSource", "GraphPicture", "Observe", "Rollout", "SetWeights", "Recording",
+)  # fmt: skip
 #: Methods that require a right in addition to a valid key, by the field of the keys file.
 RIGHT_BY_METHOD = {
     f"{_INFERENCE}{name}": "control"
@@ -51,10 +54,7 @@ RIGHT_BY_METHOD = {
         "LogSettings",
     )
 } | {
-    **{
-        f"/weft.graph.GraphService/{name}": "control"
-        for name in ("TargetSignatures", "GraphSource", "Rollout", "SetWeights", "Recording")
-    },
+    **{f"/weft.graph.GraphService/{name}": "control" for name in _CONTROLLING},
     "/weft.graph.GraphService/GraphFeedback": "feedback",
 }
 

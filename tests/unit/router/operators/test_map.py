@@ -17,11 +17,11 @@ from weft.base.core import CallContext
 from weft.base.errors import WeftError
 from weft.base.observing import telemetry
 from weft.base.tensors import ITEMSIZE_BYTES, WireTensor, encode
+from weft.language.draw.build import build_diagram
+from weft.language.draw.formats import render_text
 from weft.router.bandits.store import bandit_choices
 from weft.router.operators.map.lists import Lists, Rows, stacked
 from weft.router.reporting.path import TRACE_PARAMETER
-from weft.tools.draw.build import build_diagram
-from weft.tools.draw.formats import render_text
 
 
 def plan_of(step: str, more: str = "", *, batch: int = 1, head: str = "graph: LIST:INT64:-1,1 ->") -> Any:

@@ -13,6 +13,8 @@ from weft.base.core import CallContext
 from weft.language import GraphError, GraphSource
 from weft.language.compiler.nodes import NodeKind
 from weft.language.compiler.scope import Scope
+from weft.language.draw.build import build_diagram
+from weft.language.draw.formats import render_text
 from weft.language.path_form import PathForm
 from weft.language.plan import GraphPlan, NodePlan
 from weft.language.syntax import parse
@@ -23,8 +25,6 @@ from weft.router.operators import KINDS
 from weft.router.reporting.path import PATH_HEADER, StepRecord
 from weft.router.repository.serving import missing_call
 from weft.router.runtime import Runtime
-from weft.tools.draw.build import build_diagram
-from weft.tools.draw.formats import render_text
 from weft_protos import graph_pb2
 
 

@@ -1,6 +1,6 @@
 """Builds the boxes and edges of a graph's drawing, independent of the format."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -43,6 +43,8 @@ class Item:
         lines: Small text below it.
         tooltip: The full text, lines ended by newlines; "" if nothing is shortened.
         role: Decides the shape.
+        path: Of the step that it stands for; "" of other boxes.
+        mark: "added", "removed" or "changed" in a picture of two graphs.
     """
 
     id: str
@@ -51,6 +53,8 @@ class Item:
     tooltip: str = ""
     role: Role = Role.STEP
     stroke: Stroke = Stroke.SOLID
+    path: str = ""
+    mark: str = ""
 
 
 @dataclass(slots=True)
@@ -73,7 +77,7 @@ class Group:
     """A box with inner boxes: a node, or a step with its fallback; texts as of ``Item``.
 
     Attributes:
-        kind: "sequence", "switch", "splitter", "ensemble", "cascade" or "fallback".
+        kind: "sequence", "switch", "splitter", "ensemble", "cascade", "fallback" or "versions".
         items: In declared order; the first is the entry of the group, the last its exit.
         edges: Between its items; acyclic without those that are ``is_back``.
     """
@@ -86,6 +90,8 @@ class Group:
     stroke: Stroke = Stroke.SOLID
     items: "list[Item | Group]" = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
+    path: str = ""
+    mark: str = ""
 
     def boxes(self) -> "Iterator[Item | Group]":
         """This group and everything in it, outermost first."""
@@ -124,8 +130,8 @@ class Caption:
         return "" if self.lines == self._texts else "\n".join(self._texts)
 
 
-def build_diagram(plan: GraphPlan) -> Group:
-    """The graph as one group: a box for each node and step, an edge wherever tensors pass."""
+def build_diagram(plan: GraphPlan, prefix: str = "n") -> Group:
+    """The graph as one group: a box for each node and step, an edge wherever tensors pass; ``prefix`` of its ids."""
     signature = plan.signature
     is_batched = signature.max_batch_size > 0
     notes = limit_texts(plan.timeout_ms, plan.max_inflight)
@@ -135,7 +141,9 @@ def build_diagram(plan: GraphPlan) -> Group:
         notes.append(f"whole answers: {plan.cache.text()}")
     if signature.is_decoupled:
         notes.append("answers with a stream of responses")
-    group = _DiagramBuilder(is_batched=is_batched).node(plan.root, f"{signature.name}/{signature.version}", notes)
+    group = _DiagramBuilder(prefix, is_batched=is_batched).node(
+        plan.root, f"{signature.name}/{signature.version}", notes
+    )
     for item, title, specs in (
         (group.items[0], "request", signature.inputs),
         (group.items[-1], "answer", signature.outputs),
@@ -148,8 +156,22 @@ def build_diagram(plan: GraphPlan) -> Group:
     return group
 
 
+def build_both(before: GraphPlan, after: GraphPlan, marks: Mapping[str, str]) -> Group:
+    """Two graphs side by side; ``marks`` by path of a step."""
+    both = Group("n0", "before and after", "versions")
+    for when, group in (("before", build_diagram(before, "b")), ("after", build_diagram(after))):
+        group.title = f"{when}: {group.title}"
+        both.items.append(group)
+    for box in both.boxes():
+        if box.path in marks:
+            box.mark = marks[box.path]
+            box.title += f" ({box.mark})"
+    return both
+
+
 class _DiagramBuilder:
-    def __init__(self, *, is_batched: bool) -> None:
+    def __init__(self, prefix: str, *, is_batched: bool) -> None:
+        self._prefix = prefix
         self._is_batched = is_batched
         self._num_ids = 0
 
@@ -197,6 +219,7 @@ class _DiagramBuilder:
             return first
         lines = Caption("if it fails, what stands below").lines
         group = Group(self._id(), step.name, "fallback", lines, stroke=_stroke(step), items=[first])
+        group.path = step.path
         below: StepPlan | None = step.fallback
         while below is not None:
             box = self._plain(below, node, ())
@@ -218,15 +241,17 @@ class _DiagramBuilder:
         if isinstance(action, NodePlan):
             label = action.graph or action.name
             title = step.name if step.name == label else f"{step.name}: {label}"
-            return self.node(action, title, caption.lines, _stroke(step))
-        item = Item(self._id(), step.name, [target_text(action), *caption.lines], stroke=_stroke(step))
+            group = self.node(action, title, caption.lines, _stroke(step))
+            group.path = step.path
+            return group
+        item = Item(self._id(), step.name, [target_text(action), *caption.lines], stroke=_stroke(step), path=step.path)
         served = f"model {action.signature.name}, version {action.signature.version} as compiled, on '{action.target}'"
         item.tooltip = "\n".join(filter(None, [served, caption.tooltip]))
         return item
 
     def _id(self) -> str:
         self._num_ids += 1
-        return f"n{self._num_ids}"
+        return f"{self._prefix}{self._num_ids}"
 
 
 class _TensorLabels:

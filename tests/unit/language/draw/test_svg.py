@@ -13,9 +13,9 @@ from tests.unit.router.random_graph_text import plan_of
 from tests.unit.router.random_graphs import Node
 from tests.unit.tools.graphs import PLANS, compiled, many_steps
 
-from weft.tools.draw.build import Caption, Edge, Group, Item, Role, Stroke, build_diagram
-from weft.tools.draw.formats import render_svg, render_text
-from weft.tools.draw.layout import text_width
+from weft.language.draw.build import Caption, Edge, Group, Item, Role, Stroke, build_diagram
+from weft.language.draw.formats import render_svg, render_text
+from weft.language.draw.layout import text_width
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 DRAWN = PLANS | {"many": compiled(many_steps(30))}

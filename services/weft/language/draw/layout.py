@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from itertools import pairwise
 
-from weft.tools.draw.build import Edge, Group, Item
+from weft.language.draw.build import Edge, Group, Item
 
 _NUM_SWEEPS = 12
 
@@ -170,7 +170,7 @@ def text_width(text: str, font_size: float, *, is_bold: bool = False) -> float:
 
 def wrapped(lines: Iterable[str]) -> list[str]:
     """The lines, long ones broken."""
-    return [part for line in lines for part in textwrap.wrap(line, _MAX_LINE_CHARS) or [""]]
+    return [part for line in lines for part in textwrap.wrap(line, _MAX_LINE_CHARS) or [line]]
 
 
 def _character_width(character: str) -> float:
@@ -316,7 +316,7 @@ class _Layers:
         """Items in every second row, edges in all that they pass; the label in one of the others."""
         ends = [(self._index[edge.source], self._index[edge.target]) for edge in self._forward]
         count = len(self._items)
-        is_node = self._group.kind != "fallback"
+        is_node = self._group.kind not in ("fallback", "versions")
         ranks = longest_path_ranks(ends, [int(is_node and i > 0) for i in range(count)])
         if is_node and count > 1:  # nothing stands beside the exit
             ranks[-1] = max(ranks[:-1]) + 1

@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.case_files import Case, cases
 from tests.unit.tools.graphs import plan_of
 
-from weft.tools.draw.build import build_diagram
-from weft.tools.draw.formats import render_text
+from weft.language.draw.build import build_diagram
+from weft.language.draw.formats import render_text
 
 
 @cases(*Path(__file__).parent.glob("cases/*.txt"))

@@ -1,5 +1,5 @@
 """``weft draw``: pictures of graphs."""
 
-from weft.tools.draw.formats import FORMATS
+from weft.language.draw.formats import FORMATS
 
 __all__ = ["FORMATS"]

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from xml.sax.saxutils import escape, quoteattr
 
-from weft.tools.draw.build import Edge, Group, Item, Role, Stroke
-from weft.tools.draw.layout import (
+from weft.language.draw.build import Edge, Group, Item, Role, Stroke
+from weft.language.draw.layout import (
     LABEL_SIZE,
     LINE_HEIGHT,
     PADDING,
@@ -18,6 +18,8 @@ from weft.tools.draw.layout import (
     lay_out,
 )
 
+#: Colour and dashes of the marks in a picture of two graphs.
+_MARKS = {"added": ("#1a7f37", "1 0"), "removed": ("#cf222e", "10 3"), "changed": ("#9a6700", "12 3 2 3")}
 _SUFFIXES = {Stroke.SOLID: "", Stroke.DASHED: " (soft)", Stroke.DOTTED: " (copy)"}
 
 
@@ -82,6 +84,7 @@ def _cluster(group: Group, ends: dict[str, tuple[str, str]], indent: str) -> lis
     lines = [f"{indent}subgraph cluster_{group.id} {{"]
     lines.append(f"{inner}{_attributes(label=_dot_text([f'{group.title} [{group.kind}]', *group.lines]))[1:-1]}")
     lines.append(f"{inner}style={_quoted(_style(group, 'rounded'))}")
+    lines += [f'{inner}color="{_MARKS[group.mark][0]}"; penwidth=2'] if group.mark else []
     if group.tooltip:
         lines.append(f"{inner}tooltip={_quoted(_escaped(group.tooltip))}")
     for item in group.items:
@@ -94,6 +97,7 @@ def _cluster(group: Group, ends: dict[str, tuple[str, str]], indent: str) -> lis
 def _dot_item(item: Item) -> str:
     style = _style(item, "rounded") if item.role in (Role.STEP, Role.MERGE) else _style(item)
     attributes = {"label": _dot_text([item.title, *item.lines]), "shape": _DOT_SHAPES[item.role], "style": style}
+    attributes |= {"color": _MARKS[item.mark][0], "penwidth": "2"} if item.mark else {}
     return f"{item.id} {_attributes(**attributes, tooltip=_escaped(item.tooltip))}"
 
 
@@ -164,6 +168,10 @@ def render_mermaid(diagram: Group) -> str:
         boxes = [box.id for box in diagram.boxes() if box.stroke is stroke]
         if boxes:
             lines += [f"    classDef {name} {style}", f"    class {','.join(boxes)} {name}"]
+    for mark, (colour, dashes) in _MARKS.items():
+        if boxes := [box.id for box in diagram.boxes() if box.mark == mark]:
+            lines.append(f"    classDef {mark} stroke:{colour},stroke-width:3px,stroke-dasharray: {dashes}")
+            lines.append(f"    class {','.join(boxes)} {mark}")
     return "\n".join(lines) + "\n"
 
 
@@ -194,7 +202,7 @@ def _label(lines: Sequence[str]) -> str:
 
 
 _MARGIN = 12.0
-_STYLE = f"""
+STYLE = f"""
 text {{ font-family: "DejaVu Sans", Verdana, Arial, sans-serif; font-size: {TEXT_SIZE:g}px; fill: #24292f; }}
 .title {{ font-size: {TITLE_SIZE:g}px; font-weight: bold; }}
 .kind {{ font-weight: normal; fill: #57606a; }}
@@ -206,12 +214,16 @@ path {{ fill: none; stroke: #24292f; stroke-width: 1.2; }}
 .sequence {{ fill: #f6f8fa; }} .switch {{ fill: #fffaf0; }} .splitter {{ fill: #fdf4fb; }}
 .ensemble {{ fill: #f3f9ff; }} .cascade {{ fill: #f5fbf5; }} .fallback {{ fill: #fbf7f4; }}
 .dashed {{ stroke-dasharray: 6 4; }} .dotted {{ stroke-dasharray: 2 3; }}
+.added {{ stroke: #1a7f37; stroke-width: 2.6; }} .removed {{ stroke: #cf222e; stroke-width: 2.6; }}
+.changed {{ stroke: #9a6700; stroke-width: 2.6; }}
+.removed {{ stroke-dasharray: 10 3; }} .changed {{ stroke-dasharray: 12 3 2 3; }}
 @media (prefers-color-scheme: dark) {{
 text {{ fill: #e6edf3; }} .kind {{ fill: #9198a1; }}
 rect, polygon {{ fill: #1c2128; stroke: #9198a1; }} path {{ stroke: #9198a1; }}
 .page {{ fill: #0d1117; stroke: none; }} .arrow {{ fill: #9198a1; stroke: none; }}
 .tensors {{ fill: #2d333b; }} .choice {{ fill: #423410; }} .merge {{ fill: #163a25; }}
 .sequence {{ fill: #131920; }} .switch {{ fill: #1f1a10; }} .splitter {{ fill: #211825; }}
+.added {{ stroke: #3fb950; }} .removed {{ stroke: #f85149; }} .changed {{ stroke: #d29922; }}
 .ensemble {{ fill: #101c2b; }} .cascade {{ fill: #111f18; }} .fallback {{ fill: #221b17; }}
 }}
 """
@@ -223,10 +235,10 @@ _ARROW_HEAD = (
 _NOT_XML = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF), "\ufffd")
 
 
-def render_svg(diagram: Group) -> str:
+def render_svg(diagram: Group, *, has_style: bool = True) -> str:
     """The drawing in the reader's light or dark theme; shortened texts are shown in full on hover.
 
-    Screen readers get the outline.
+    Screen readers get the outline. Without a style it is for a page that has ``STYLE``.
     """
     place = lay_out(diagram)
     place.moved(_MARGIN, _MARGIN)
@@ -236,7 +248,7 @@ def render_svg(diagram: Group) -> str:
         f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-labelledby="title outline">',
         f'<title id="title">{_xml(diagram.title)}</title>',
         f'<desc id="outline">{_xml(render_text(diagram))}</desc>',
-        f"<style>{_STYLE}</style>",
+        *([f"<style>{STYLE}</style>"] if has_style else []),
         f"<defs>{_ARROW_HEAD}</defs>",
         '<rect class="page" width="100%" height="100%"/>',
         *_svg_box(place),
@@ -249,8 +261,9 @@ def _svg_box(place: PlacedBox) -> Iterator[str]:
     box = place.box
     kind = box.kind if isinstance(box, Group) else box.role.value
     tooltip = f"<title>{_xml(box.tooltip)}</title>" if box.tooltip else ""
-    yield f'<g id="{box.id}">{tooltip}'
-    yield _svg_outline(place, f"{kind} {box.stroke.value}")
+    step = f" data-step={quoteattr(_valid(box.path))}" if box.path else ""
+    yield f'<g id="{box.id}" data-role="{"group" if isinstance(box, Group) else box.role.value}"{step}>{tooltip}'
+    yield _svg_outline(place, f"{kind} {box.stroke.value} {box.mark}".rstrip())
     suffix = f'<tspan class="kind" dx="8">{box.kind}</tspan>' if isinstance(box, Group) else ""
     x = place.x + (PADDING if isinstance(box, Group) else place.width / 2)
     anchor = "start" if isinstance(box, Group) else "middle"
@@ -261,8 +274,9 @@ def _svg_box(place: PlacedBox) -> Iterator[str]:
     yield "</g>"
     for child in place.children:
         yield from _svg_box(child)
+    paths = {child.box.id: child.box.path for child in place.children}
     for route in place.routes:
-        yield from _route(route)
+        yield from _route(route, paths[route.edge.target] or paths[route.edge.source])
 
 
 def _svg_outline(place: PlacedBox, classes: str) -> str:
@@ -286,11 +300,12 @@ def _svg_outline(place: PlacedBox, classes: str) -> str:
     )
 
 
-def _route(route: Route) -> Iterator[str]:
+def _route(route: Route, path: str) -> Iterator[str]:
     edge = route.edge
     tooltip = f"<title>{_xml(edge.tooltip)}</title>" if edge.tooltip else ""
     way = _straight(route.points) if edge.is_back else _curved(route.points)
-    yield f"<g data-from={quoteattr(edge.source)} data-to={quoteattr(edge.target)}>{tooltip}"
+    ends = f"data-from={quoteattr(edge.source)} data-to={quoteattr(edge.target)}"
+    yield f"<g {ends}{f' data-step={quoteattr(_valid(path))}' if path else ''}>{tooltip}"
     yield f'<path class="{edge.stroke.value}" d="{way}" marker-end="url(#arrow)"/>'
     yield from _svg_lines(route.lines, *route.label, LABEL_SIZE, 'class="label"')
     yield "</g>"
@@ -312,11 +327,16 @@ def _curved(points: Sequence[Point]) -> str:
 def _svg_lines(lines: Sequence[str], x: float, top: float, size: float, attributes: str) -> Iterator[str]:
     for number, line in enumerate(lines):
         y = top + number * size * LINE_HEIGHT + size
-        yield f'<text {attributes} x="{x:.1f}" y="{y:.1f}">{_xml(line)}</text>'
+        live = ' class="live"' if line.isspace() else ""
+        yield f'<text {attributes}{live} x="{x:.1f}" y="{y:.1f}">{_xml(line)}</text>'
 
 
 def _xml(text: str) -> str:
-    return escape(text.translate(_NOT_XML))
+    return escape(_valid(text))
+
+
+def _valid(text: str) -> str:
+    return text.translate(_NOT_XML)
 
 
 #: By name.

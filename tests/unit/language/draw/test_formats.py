@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from tests.unit.tools.graphs import PLANS
 
-from weft.tools.draw.build import Edge, Group, Item, Role, Stroke, build_diagram
-from weft.tools.draw.formats import render_dot, render_mermaid, render_text
+from weft.language.draw.build import Edge, Group, Item, Role, Stroke, build_diagram
+from weft.language.draw.formats import render_dot, render_mermaid, render_text
 
 #: Pieces of text that mean something to Mermaid, DOT, HTML or Markdown.
 HOSTILE = ['"', "\\", "\n", "#", "&lt;", "<b>", "`", "%%", "%%{init: {}}%%", "end", "]", "}", "|", ":x", "style a:#b;",

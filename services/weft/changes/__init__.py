@@ -1,0 +1,1 @@
+"""What a change does: recorded traffic replayed, answers compared."""

@@ -1,0 +1,75 @@
+"""What a router keeps of requests while somebody looks."""
+
+import asyncio
+
+import pytest
+
+from weft.base.core import CallContext
+from weft.base.errors import NotFoundError, UnavailableError
+from weft.base.signature import ModelSignature
+from weft.language.request_scope import RequestScope
+from weft.router.admission.controller import AdmissionController, AdmissionSettings
+from weft.router.observe import MAX_FAILED, MAX_KEPT, MAX_RECENT, MAX_SLOWEST, Observer
+from weft.router.reporting.path import NodeRecord, StepRecord
+from weft.router.repository.table import GraphTable
+from weft.router.runtime import Runtime
+from weft.router.steps.run import GraphRequest, Run
+from weft.router.targets.catalog import TargetCatalog
+from weft_protos import graph_service_pb2 as pb
+
+
+class Plan:
+    signature = ModelSignature("g", "1", "graph", 0, (), ())
+
+
+def run_of(number: int) -> Run:
+    """A request that has one step, and arrived the earlier the lower its number."""
+    context = CallContext()
+    context.arrival_ns -= (1000 - number) * 1_000_000_000 if number < 60 else 0
+    record = NodeRecord("root", steps=[StepRecord("a", "root/a", 0)])
+    return Run([], GraphRequest(RequestScope({}, {}, str(number), 0, None), {}, context), None, None, record)
+
+
+@pytest.fixture
+def runtime() -> Runtime:
+    return Runtime({})
+
+
+@pytest.fixture
+def observer(runtime: Runtime) -> Observer:
+    catalog = TargetCatalog([], poll_s=1.0, on_change=lambda: None)
+    return Observer(GraphTable(catalog), runtime, catalog, AdmissionController(AdmissionSettings()), "none")
+
+
+async def test_a_bounded_number_of_requests_is_kept(observer: Observer, runtime: Runtime) -> None:
+    """The latest, the slowest and those that failed, of thousands; each can be found with its steps."""
+    assert runtime.on_end is None
+    wanted = pb.ObserveRequest(requests_after_unix_ms=0)
+    assert not (await observer.observe(wanted)).request
+    for number in range(3000):
+        error = UnavailableError("no model") if number in (100, 101) else None
+        runtime.on_end(Plan, run_of(number), "root.a", 0, error)
+        assert len(observer._kept) <= MAX_KEPT
+    kept = {one.request_id: one for one in (await observer.observe(wanted)).request}
+    assert MAX_RECENT + MAX_SLOWEST <= len(kept) <= MAX_RECENT + MAX_SLOWEST + MAX_FAILED + MAX_KEPT
+    assert {str(number) for number in (*range(MAX_SLOWEST), 100, 101, *range(3000 - MAX_RECENT, 3000))} <= kept.keys()
+    assert ("UNAVAILABLE", "no model") == (kept["100"].status, kept["100"].error)
+    after = pb.ObserveRequest(requests_after_unix_ms=kept["2998"].unix_ms)
+    assert "2998" not in [one.request_id for one in (await observer.observe(after)).request]
+    (found,) = (await observer.observe(pb.ObserveRequest(request_key=kept["7"].key))).request
+    assert ("7", True) == (found.request_id, '"path":"root/a"' in found.steps)
+    with pytest.raises(NotFoundError, match="no such request"):
+        await observer.observe(pb.ObserveRequest(request_key="1-1"))
+
+
+async def test_nothing_is_kept_when_nobody_looks(observer: Observer, runtime: Runtime) -> None:
+    """A question for counters keeps nothing; a question for requests does so until the lease is over."""
+    await observer.observe(pb.ObserveRequest(graph=["g"]))
+    assert runtime.on_end is None
+    await observer.observe(pb.ObserveRequest(requests_after_unix_ms=0))
+    runtime.on_end(Plan, run_of(1), "root.a", 0, asyncio.CancelledError())
+    observer._expire()
+    assert ["CANCELLED"] == [one[0].status for one in observer._kept]
+    observer._kept_until_s = 0.0
+    observer._expire()
+    assert (None, []) == (runtime.on_end, observer._kept)
