@@ -157,6 +157,19 @@ class RoleRow(NamedTuple):
     num_leases: int
 
 
+class RolloutRow(NamedTuple):
+    """One rollout at one router; the rates are of the candidate's runs."""
+
+    service: str
+    graph: str
+    node: str
+    candidate: str
+    phase: str
+    percent: float
+    requests_per_s: float
+    errors_per_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One frame; rates and latencies are of the last ``interval_s``."""
@@ -166,6 +179,7 @@ class Frame:
     models: Sequence[ModelRow]
     ranks: Sequence[RankRow] = ()
     roles: Sequence[RoleRow] = ()
+    rollouts: Sequence[RolloutRow] = ()
 
 
 def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapping[str, Page]) -> Frame:
@@ -177,6 +191,7 @@ def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapp
     models: list[ModelRow] = []
     ranks: list[RankRow] = []
     roles: list[RoleRow] = []
+    rollouts: list[RolloutRow] = []
     intervals = [1e-3]
     for name, address in addresses.items():
         old, new = before[name], now[name]
@@ -202,8 +217,17 @@ def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapp
         models += _model_rows(name, old, new, seconds)
         ranks += _rank_rows(name, old, new, seconds)
         roles += _role_rows(name, old, new, seconds)
+        for labels, is_so in new.values("weft_rollout_phase"):
+            key = {label: labels[label] for label in ("graph", "node", "candidate")}
+            rates = (
+                _delta(old, new, f"weft_rollout_{what}_total", arm="candidate", **key) / seconds
+                for what in ("requests", "errors")
+            )
+            if is_so:
+                percent = new.value("weft_rollout_percent", **key)
+                rollouts.append(RolloutRow(name, *key.values(), labels["phase"], percent, *rates))
     models.sort(key=lambda row: (-row.requests_per_s, row.service, row.model, row.priority))
-    return Frame(max(intervals), services, models, ranks, roles)
+    return Frame(max(intervals), services, models, ranks, roles, rollouts)
 
 
 def quantiles_ms(buckets: Mapping[float, float], shares: Iterable[float]) -> list[float | None]:
