@@ -61,9 +61,11 @@ class FolderState:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            except OSError as error:
                 os.close(descriptor)
-                return path.read_text()
+                if isinstance(error, BlockingIOError):
+                    return path.read_text()
+                raise
             self._stack.callback(os.close, descriptor)
             self._is_owner = True
             path.write_text(self.member)
