@@ -217,15 +217,7 @@ def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapp
         models += _model_rows(name, old, new, seconds)
         ranks += _rank_rows(name, old, new, seconds)
         roles += _role_rows(name, old, new, seconds)
-        for labels, is_so in new.values("weft_rollout_phase"):
-            key = {label: labels[label] for label in ("graph", "node", "candidate")}
-            rates = (
-                _delta(old, new, f"weft_rollout_{what}_total", arm="candidate", **key) / seconds
-                for what in ("requests", "errors")
-            )
-            if is_so:
-                percent = new.value("weft_rollout_percent", **key)
-                rollouts.append(RolloutRow(name, *key.values(), labels["phase"], percent, *rates))
+        rollouts += _rollout_rows(name, old, new, seconds)
     models.sort(key=lambda row: (-row.requests_per_s, row.service, row.model, row.priority))
     return Frame(max(intervals), services, models, ranks, roles, rollouts)
 
@@ -333,6 +325,21 @@ def _role_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[R
             (num_ended - num_complete) / seconds,
             _delta(old, new, f"{_TRANSFER}_bytes_total", **own) / seconds / (1 << 20),
             int(new.value("weft_llm_kv_leases", **own)),
+        )
+
+
+def _rollout_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[RolloutRow]:
+    for labels, percent in new.values("weft_rollout_percent"):
+        arm = {**labels, "arm": "candidate"}
+        yield RolloutRow(
+            service,
+            labels["graph"],
+            labels["node"],
+            labels["candidate"],
+            next((one["phase"] for one, is_so in new.values("weft_rollout_phase", **labels) if is_so), ""),
+            percent,
+            _delta(old, new, "weft_rollout_requests_total", **arm) / seconds,
+            _delta(old, new, "weft_rollout_errors_total", **arm) / seconds,
         )
 
 
