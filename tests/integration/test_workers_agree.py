@@ -190,7 +190,7 @@ def test_all_workers_record(tmp_path: Path, target: str) -> None:
     """One RPC at any of them starts and ends it at both: one file each, sums in one answer, one key of hashes."""
 
     def record(client: Client, action: str, **more: Any) -> graph_pb.RecordingStatus:
-        request = graph_pb.RecordingRequest(action=action, graph="named", **more)
+        request = graph_pb.RecordingRequest(action=action, graph="named", **more)  # type: ignore[arg-type]  # its name
         return client.graphs.Recording(request, timeout=WAIT_S).recording[0]
 
     write(tmp_path / "graphs", graph("named", "alpha"), "named")

@@ -19,8 +19,21 @@ WITH_FACTS = {
     *("diff", "rollout", "explain", "batch", "optimize", "quantize", "plan", "tune"),
 }
 CALLING = (
-    *("restart", "top", "infer", "feedback", "rollout", "rollback", "record", "replay", "lock", "stubs", "diff"),
-    *("batch", "stream"),
+    *(
+        "restart",
+        "top",
+        "infer",
+        "feedback",
+        "rollout",
+        "rollback",
+        "record",
+        "replay",
+        "lock",
+        "stubs",
+        "diff",
+        "batch",
+    ),
+    "stream",
 )
 
 
