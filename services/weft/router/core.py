@@ -29,7 +29,7 @@ from weft.router.observe import Observer
 from weft.router.recording import KEY_BYTES, RecordingLimits, Recordings
 from weft.router.repository.files import GraphRepository
 from weft.router.repository.lifecycle import GraphControl, GraphLifecycle
-from weft.router.repository.table import GraphTable
+from weft.router.repository.table import ROLLED_BACK, GraphTable
 from weft.router.repository.weights import reweighed
 from weft.router.rollouts.owner import RolloutMember, shared_state
 from weft.router.runtime import Runtime
@@ -245,10 +245,10 @@ class RouterCore:
     def statistics(self, name: str, version: str) -> list[ModelStatistics]:
         """Counters of graphs, and of the targets' models as the router sees them. Raises NotFoundError.
 
-        Without a name, unloaded graphs are left out.
+        Without a name, unloaded graphs are left out, but not versions that were rolled back.
         """
         if not name:
-            wanted = [graph.statistics for graph in self._graphs if graph.is_counted]
+            wanted = [graph.statistics for graph in self._graphs if graph.is_wanted or graph.reason == ROLLED_BACK]
             return wanted + self._catalog.counters()
         found = self._served(name, version).version
         counters = [graph.statistics for graph in self._graphs if graph.file.name == name] or self._catalog.counters()

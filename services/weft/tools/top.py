@@ -11,6 +11,7 @@ _MODEL_HEAD = (
 _RANK_HEAD = ("SERVICE", "MODEL", "INSTANCE", "RANK", "STEPS/S", "STEP ms", "MIB", "KV MIB", "RESTARTS")
 
 _ROLE_HEAD = ("SERVICE", "MODEL", "INSTANCE", "ROLE", "FETCHES/S", "FAIL/S", "MIB/S", "LEASES")
+_ROLLOUT_HEAD = ("SERVICE", "GRAPH", "NODE", "CANDIDATE", "PHASE", "SHARE %", "REQ/S", "FAIL/S")
 
 
 def frame_text(frame: Frame, *, width: int = 0, height: int = 0) -> str:
@@ -27,6 +28,9 @@ def frame_text(frame: Frame, *, width: int = 0, height: int = 0) -> str:
     if frame.roles:
         rows = [(*row[:4], *map(_number, row[4:], (1, 1, 1, 0))) for row in frame.roles]
         lines += ["", *_table(_ROLE_HEAD, rows, num_left=4)]
+    if frame.rollouts:
+        rows = [(*row[:5], *map(_number, row[5:], (1, 1, 1))) for row in frame.rollouts]
+        lines += ["", *_table(_ROLLOUT_HEAD, rows, num_left=5)]
     if height and len(lines) > height:
         num_hidden = len(lines) - height + 1
         lines = [*lines[: height - 1], f"... {num_hidden} more"]

@@ -216,3 +216,19 @@ def test_roles_are_a_table_of_their_own() -> None:
     assert [("model", "chat", "chat_0_0", "decode", 10.0, 5.0, 5.0, 3)] == list(frame.roles)
     assert "model chat chat_0_0 decode 10.0 5.0 5.0 3" == " ".join(frame_text(frame).splitlines()[-1].split())
     assert not frame_of({"model": ""}, {"model": page(1.0, 0, "both")}, {"model": page(3.0, 10, "both")}).roles
+
+
+def test_rollouts_are_a_table_of_their_own() -> None:
+    """With the phase that each is in, its share, and the rates of its candidate."""
+
+    def page(at_s: float, num: float) -> Page:
+        key = {"graph": "triage", "node": "root", "candidate": "new"}
+        arms = [({**key, "arm": arm}, num * times) for arm, times in (("candidate", 1), ("baseline", 9))]
+        phases = [({**key, "phase": name}, float(name == "RUNNING")) for name in ("RUNNING", "PAUSED")]
+        samples = {"weft_rollout_requests_total": arms, "weft_rollout_phase": phases}
+        samples["weft_rollout_percent"] = [(key, 5.0)]
+        return Page(at_s, samples)
+
+    frame = frame_of({"router": ""}, {"router": page(1.0, 10)}, {"router": page(3.0, 30)})
+    assert [("router", "triage", "root", "new", "RUNNING", 5.0, 10.0, 0.0)] == list(frame.rollouts)
+    assert "router   triage  root  new        RUNNING      5.0   10.0     0.0" == frame_text(frame).splitlines()[-1]

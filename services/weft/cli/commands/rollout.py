@@ -4,14 +4,13 @@ import argparse
 import asyncio
 import json
 import math
-import time
 from functools import partial
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
 from weft.base.errors import InvalidArgumentError
-from weft.base.text.argument_types import add, positive
+from weft.base.text.argument_types import add
 from weft.cli.arguments import add_json_argument, add_router_arguments, pair
 from weft.v2.client.v2_client import V2Client
 from weft.v2.security.channel import channel_security
@@ -31,26 +30,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("node NODE", "name of the splitter, if the graph has several rollouts", nargs="?", default="")
     option("weight STEP=WEIGHT", "weights: of steps; the others keep theirs", pair, nargs="*")
     option("--reason TEXT", "weights: kept in the router's log", default="")
-    option("--watch SECONDS", "status: again and again", positive)
     add_router_arguments(parser)
     add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print how it stands then and return 0; raises WeftError."""
-    while True:
-        response = asyncio.run(_asked(options))
-        if options.json:
-            told = MessageToDict(response, always_print_fields_with_no_presence=True, preserving_proto_field_name=True)
-            print(json.dumps(told), flush=True)
-        elif isinstance(response, pb.SetWeightsResponse):
-            weights = " ".join(f"{name}={weight:g}" for name, weight in response.weight.items())
-            print(f"{options.graph}/{options.node}: {weights} (revision {response.revision})")
-        else:
-            print("\n\n".join(map(_text, response.rollout)) or "no rollouts", flush=True)
-        if options.watch is None or options.action != "status":
-            return 0
-        time.sleep(options.watch)
+    response = asyncio.run(_asked(options))
+    if options.json:
+        told = MessageToDict(response, always_print_fields_with_no_presence=True, preserving_proto_field_name=True)
+        print(json.dumps(told))
+    elif isinstance(response, pb.SetWeightsResponse):
+        weights = " ".join(f"{name}={weight:g}" for name, weight in response.weight.items())
+        print(f"{options.graph}/{options.node}: {weights} (revision {response.revision})")
+    else:
+        print("\n\n".join(map(_text, response.rollout)) or "no rollouts")
+    return 0
 
 
 async def _asked(options: argparse.Namespace) -> Any:

@@ -50,11 +50,6 @@ class GraphVersion:
         """Name and version, for messages."""
         return f"graph '{self.file.name}' version {self.file.version}"
 
-    @property
-    def is_counted(self) -> bool:
-        """Whether its statistics are told without its name: it is in service, or was until it was rolled back."""
-        return self.is_wanted or self.reason == ROLLED_BACK
-
     def put(self, serving: ServingGraph) -> None:
         """Put a graph into service."""
         self.serving, self.candidate, self.reason, self.logged, self.misfit = serving, None, "", "", ""

@@ -42,5 +42,5 @@ def weights_of(source: GraphSource, node: str) -> dict[str, float]:
 
 
 def _weights(node: NodeDefinition) -> dict[str, float]:
-    steps = {step.name: step.message for step in node.steps if not step.is_shadow}
+    steps = {step.name: step.message for step in node.steps}
     return {name: step.weight if step.HasField("weight") else 1.0 for name, step in steps.items()}

@@ -48,20 +48,24 @@ class FolderState:
         self._stack.close()
 
     def _made(self) -> Path:
-        folder = self._folder = self._folder or self._stack.enter_context(owned_folder("weft-rollouts-"))
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / ".gitignore").write_text("*\n")  # it may be in a repository
-        return folder
+        if self._folder is None:
+            _log.warning("rollouts are forgotten when this router ends; --rollouts says where they are kept")
+            self._folder = self._stack.enter_context(owned_folder("weft-rollouts-"))
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / ".gitignore").write_text("*\n")  # it may be in a repository
+        return self._folder
 
     def _owner(self, path: Path) -> str:
         if not self._is_owner:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            except OSError as error:
                 os.close(descriptor)
-                return path.read_text()
+                if isinstance(error, BlockingIOError):
+                    return path.read_text()
+                raise
             self._stack.callback(os.close, descriptor)
             self._is_owner = True
             path.write_text(self.member)

@@ -111,9 +111,9 @@ class RolloutMember:
         known = [self.rollouts[name] for name in counts]
         news = [one for one in known if one.state.revision > revision_of(rollouts, one.key)]
         for one in news:  # it is new, or the document was lost
-            state = replace(one.state, changed_unix_ns=one.state.changed_unix_ns or now).to_json()
+            begun = replace(one.state, changed_unix_ns=one.state.changed_unix_ns or now).to_json()
             named = {"graph": one.graph, "node": one.node, "plan": asdict(one.plan)}
-            rollouts[one.key] = {**named, "state": state, "counts": [], "from_unix_ns": 0}
+            rollouts[one.key] = {**named, "state": begun, "counts": [], "from_unix_ns": 0}
         own = {name: told for name, told in counts.items() if is_open(rollouts.get(name))}
         has_news = bool(news) or own != self._told
         document.counts[self._shared.member] = own

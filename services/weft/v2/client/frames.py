@@ -157,6 +157,19 @@ class RoleRow(NamedTuple):
     num_leases: int
 
 
+class RolloutRow(NamedTuple):
+    """One rollout at one router; the rates are of the candidate's runs."""
+
+    service: str
+    graph: str
+    node: str
+    candidate: str
+    phase: str
+    percent: float
+    requests_per_s: float
+    errors_per_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One frame; rates and latencies are of the last ``interval_s``."""
@@ -166,6 +179,7 @@ class Frame:
     models: Sequence[ModelRow]
     ranks: Sequence[RankRow] = ()
     roles: Sequence[RoleRow] = ()
+    rollouts: Sequence[RolloutRow] = ()
 
 
 def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapping[str, Page]) -> Frame:
@@ -177,6 +191,7 @@ def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapp
     models: list[ModelRow] = []
     ranks: list[RankRow] = []
     roles: list[RoleRow] = []
+    rollouts: list[RolloutRow] = []
     intervals = [1e-3]
     for name, address in addresses.items():
         old, new = before[name], now[name]
@@ -202,8 +217,9 @@ def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapp
         models += _model_rows(name, old, new, seconds)
         ranks += _rank_rows(name, old, new, seconds)
         roles += _role_rows(name, old, new, seconds)
+        rollouts += _rollout_rows(name, old, new, seconds)
     models.sort(key=lambda row: (-row.requests_per_s, row.service, row.model, row.priority))
-    return Frame(max(intervals), services, models, ranks, roles)
+    return Frame(max(intervals), services, models, ranks, roles, rollouts)
 
 
 def quantiles_ms(buckets: Mapping[float, float], shares: Iterable[float]) -> list[float | None]:
@@ -309,6 +325,21 @@ def _role_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[R
             (num_ended - num_complete) / seconds,
             _delta(old, new, f"{_TRANSFER}_bytes_total", **own) / seconds / (1 << 20),
             int(new.value("weft_llm_kv_leases", **own)),
+        )
+
+
+def _rollout_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[RolloutRow]:
+    for labels, percent in new.values("weft_rollout_percent"):
+        arm = {**labels, "arm": "candidate"}
+        yield RolloutRow(
+            service,
+            labels["graph"],
+            labels["node"],
+            labels["candidate"],
+            next((one["phase"] for one, is_so in new.values("weft_rollout_phase", **labels) if is_so), ""),
+            percent,
+            _delta(old, new, "weft_rollout_requests_total", **arm) / seconds,
+            _delta(old, new, "weft_rollout_errors_total", **arm) / seconds,
         )
 
 

@@ -112,7 +112,7 @@ async def test_any_member_does_what_a_client_says(group: Group) -> None:
     assert ("PAUSED", "PAUSE by alice") == (state.phase, state.verdict)
     await group.look("one", "two")
     assert ("PAUSED", 1) == (one.state.phase, one.state.revision) == (two.state.phase, two.state.revision)
-    with pytest.raises(InvalidArgumentError, match="PAUSED; PAUSE is for one that is RUNNING"):
+    with pytest.raises(InvalidArgumentError, match="PAUSED, and PAUSE is for"):
         await group.members["one"].look(one, action="PAUSE")
     await group.members["two"].look(two, action="PROMOTE")
     await group.look("one")
