@@ -163,8 +163,8 @@ async def test_ci_tells_what_a_change_does(
     (recorded,) = (path for path in recordings.rglob("*") if path.is_file())
     (repository / "traffic").mkdir()
     recorded.rename(repository / "traffic/rank.weft.zst")
-    for arguments in ("init -q", "add .", "commit -qm base", "update-ref refs/remotes/origin/main HEAD"):
-        git = ["git", "-c", "user.name=x", "-c", "user.email=x@x", *arguments.split()]
+    for action in ("init -q", "add .", "commit -qm base", "update-ref refs/remotes/origin/main HEAD"):
+        git = ["git", "-c", "user.name=x", "-c", "user.email=x@x", *action.split()]
         await asyncio.to_thread(subprocess.run, git, check=True)
     capfd.readouterr()
     for version, name in ((2, "github.yml"), (3, "gitlab.yml")):
