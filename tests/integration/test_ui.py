@@ -11,10 +11,11 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.integration.routing import Client, graph, naming_service, running_router
+from tests.integration.routing import Client, NamingCore, graph, naming_service, running_router
 from tests.integration.talking import GatewayProcess, running_gateway
 from tests.processes import WAIT_S, wait_until
 
+from weft.base.core import TIMES_HEADER, CallContext, InferCall, InferResult
 from weft.base.security.keys import new_key
 from weft.gateway.ui.live import MAX_VIEWERS
 from weft.gateway.ui.routes import HEADERS
@@ -34,12 +35,21 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class TimedCore(NamingCore):
+    """Tells of its calls, if it is asked, how long they took and with what."""
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        if TIMES_HEADER in context.headers:
+            context.trailing_metadata.append((TIMES_HEADER, "0.5,0.25,4,2"))
+        return await super().infer(call, context)
+
+
 @pytest.fixture(scope="module")
 def page(graphs: Path) -> Iterator[tuple[GatewayProcess, Client]]:
     """The page before a router of two workers, and a client of that router."""
     arguments = ("--workers", "2", "--model-control-mode", "explicit", "--load-model", "*")
     with (
-        naming_service() as address,
+        naming_service(TimedCore()) as address,
         running_router(graphs, address, arguments) as router,
         running_gateway(router.grpc, "--ui", "--metrics-from", f"router=http://{router.metrics}/metrics") as gateway,
         grpc.insecure_channel(router.grpc) as channel,
@@ -109,7 +119,7 @@ def test_a_graph_is_drawn_as_it_serves(page: tuple[GatewayProcess, Client]) -> N
 
 
 def test_a_request_is_found_with_its_steps(page: tuple[GatewayProcess, Client]) -> None:
-    """At whichever worker it was; one that is not kept is not found."""
+    """At whichever worker it was, with what the services tell of its calls; one that is not kept is not found."""
     gateway, client = page
     gateway.ask("GET", "/ui/api/requests")  # from now on they are kept
     client.ask("branches", "sought")
@@ -121,6 +131,8 @@ def test_a_request_is_found_with_its_steps(page: tuple[GatewayProcess, Client]) 
     (step,) = found["steps"]
     assert step["path"].startswith("root[")
     assert 0 < step["ms"] <= found["ms"]
+    times = {"queue_ms": 0.5, "compute_ms": 0.25, "batch_rows": 4, "batch_requests": 2}
+    assert times.items() <= step.items()
     assert 404 == gateway.ask("GET", "/ui/api/requests/1-1")[0]
 
 

@@ -77,6 +77,11 @@ class InferResult:
     is_cached: bool = False
 
 
+#: Metadata that asks for the times of a call, and trailing metadata that has them: these numbers, separated by commas.
+TIMES_HEADER = "x-weft-times"
+TIMES = ("queue_ms", "compute_ms", "batch_rows", "batch_requests")
+
+
 @dataclass(slots=True)
 class CallContext:
     """Context of one call.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
-from weft.base.core import CallContext, InferCall, InferResult
+from weft.base.core import TIMES_HEADER, CallContext, InferCall, InferResult
 from weft.base.errors import InternalError, UnsupportedError, WeftError
 from weft.base.observing import telemetry
 from weft.base.tensors import WireTensor
@@ -209,6 +209,8 @@ class GraphExecutor:
         scope.clock_ns = self._runtime.clock_ns
         is_traced = telemetry.is_enabled()
         headers = forwarded_headers(context.headers, is_traced=is_traced)
+        if self._runtime.on_end is not None or call.parameters.get(TRACE_PARAMETER) is True:
+            headers[TIMES_HEADER] = "1"
         request = GraphRequest(scope, headers, context, is_traced, captures=selection.captures)
         if self._runtime.is_pinning_allowed and ROUTE_HEADER in headers:
             request.pins = self._routes.parse(headers.pop(ROUTE_HEADER))

@@ -62,7 +62,7 @@ class StepRecord:
         is_missing: It failed, fallbacks included, and is soft: the request goes on without its answer.
         fallbacks: Fallbacks tried after the failure; the last may have answered.
         rows: How many, if rows of a request take different steps, or are those of lists; else 0.
-        counts: Other counts of the node around the step, by name.
+        counts: Other counts of the node around the step, by name; of a call its times at the model's service.
         tried: Replicas of the target that were called, by all attempts; None if there is only one attempt.
     """
 
@@ -75,7 +75,7 @@ class StepRecord:
     fallbacks: NodeRecord | None = None
     rows: int = 0
     responses: int = 0
-    counts: Mapping[str, int] = MappingProxyType({})
+    counts: Mapping[str, float] = MappingProxyType({})
     tried: list[str] | None = None
 
     def __init__(

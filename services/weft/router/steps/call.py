@@ -1,6 +1,7 @@
 """Calls of models: one answer, or a stream of responses."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, get_current_span
 from typing_extensions import override
 
 from weft.base.cancellation import cancel_and_wait
-from weft.base.core import CallContext, InferCall, InferResult, RequestedOutput
+from weft.base.core import TIMES, TIMES_HEADER, CallContext, InferCall, InferResult, RequestedOutput
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.observing import telemetry
 from weft.base.signature import OPTIONAL_OUTPUTS_PARAMETER, TensorSpec
@@ -83,6 +84,9 @@ class CallAction(Action):
                 self._capture(captured, result.outputs, restored, request.captured, num_rows)
         except WeftError as error:
             raise self._error_context.wrap(self._explained(error, frame), self.where) from error
+        if context.trailing_metadata and (times := dict(context.trailing_metadata).get(TIMES_HEADER)):
+            with contextlib.suppress(ValueError):  # of a server of another kind
+                record.counts = dict(zip(TIMES, map(float, times.split(",")), strict=False))
         if result.model_version:
             record.version = result.model_version
         if result.parameters:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from weft.base.core import CallContext, InferCall, InferResult
+from weft.base.core import TIMES_HEADER, CallContext, InferCall, InferResult
 from weft.base.errors import RemoteError, UnavailableError, UnsupportedError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
@@ -98,8 +98,9 @@ class GrpcTarget(Target):
             trailing = () if rpc.trailers is None else rpc.trailers.metadata
         else:
             trailing = tuple(await rpc.trailing_metadata() or ())
-        if trailing and CACHE_HIT in trailing:
-            result.is_cached = True
+        if trailing:
+            result.is_cached = result.is_cached or CACHE_HIT in trailing
+            context.trailing_metadata += (pair for pair in trailing if pair[0] == TIMES_HEADER)
         return result
 
     @override

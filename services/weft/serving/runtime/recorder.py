@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from opentelemetry.trace import Span, get_current_span
 
+from weft.base.core import TIMES_HEADER
 from weft.base.errors import WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.observing.telemetry import INTERNAL, end_span, start_span, trace_id_of
@@ -75,6 +76,10 @@ class Recorder:
             context, enqueue_ns = request.context, request.enqueue_ns
             arrival_ns = context.arrival_ns
             own_total_ns = now_ns - (arrival_ns if arrival_ns < enqueue_ns else enqueue_ns)
+            if TIMES_HEADER in context.headers:
+                times = f"{(start_ns - enqueue_ns) / 1e6:.3f},{(end_ns - start_ns) / 1e6:.3f}"
+                batch = f"{execution.num_rows},{len(execution.requests)}"
+                context.trailing_metadata.append((TIMES_HEADER, f"{times},{batch}"))
             num_rows += request.num_rows
             total_ns += own_total_ns
             queue_ns += start_ns - enqueue_ns

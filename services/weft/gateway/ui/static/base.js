@@ -1,6 +1,5 @@
 // What every view is made of: elements and numbers; calls of the gateway with the key of this tab, and the stream of what
 // happens now. Texts become text nodes, so that nothing a model or a client says is ever markup.
-
 /** `h("p.note", { hidden: true }, "text", node)`; `onclick` is a listener; null and false are left out. */
 export function h(tag, props = {}, ...children) {
   const [name, ...classes] = tag.split(".");
@@ -68,7 +67,7 @@ export const track = (...bars) => h("div.track", { "aria-hidden": "true" }, bars
 export function histogram(pairs) {
   const most = Math.max(...pairs.map(([, value]) => value), 1e-9);
   return h("div.histogram", {}, pairs.map(([name, value]) =>
-    [h("span.n", {}, String(name)), track(bar(value / most)), h("span.n", {}, num(value))]));
+    [h("span.n", {}, String(name)), track(bar(value / most)), h("span.n", {}, value.toLocaleString("en", { maximumSignificantDigits: 3 }))]));
 }
 
 /** Names and values as a list; those without a value are left out. */

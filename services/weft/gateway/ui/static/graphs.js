@@ -3,9 +3,7 @@ import { bar, clock, control, encode, facts, folded, grid, h, latest, live, num,
 import { replicasOf } from "./tables.js";
 
 const FAILING = 0.01; // share of a step's runs
-const SLOW = { ms: 20, ofMedian: 3, ofGraph: 0.5 }; // a p99 from there on, as many times the median, and that share of the graph's
-const [THIN_PX, THICK_PX] = [1.2, 5];
-const LEAST = 0.75; // a wide picture shrinks to that, then it scrolls
+const SLOW = { runs: 20, ms: 20, ofMedian: 3, ofGraph: 0.5 }; // of so many a p99 from there on, as many times the median, and that share of the graph's
 const policy = globalThis.trustedTypes?.createPolicy("picture", { createHTML: (svg) => svg }); // the server escapes it
 const id = (graph) => `${graph.name}/${graph.version}`;
 const place = (graph) => `#/graphs/${encode(graph.name)}/${encode(graph.version)}`;
@@ -63,13 +61,13 @@ function page(graph, step, signal) {
     refresh = found ? panel(side, found, () => pick("")) : () => {};
     if (latest.tick) tick({ detail: latest.tick });
   };
-  const tick = ({ detail: { looked_at: graphs, models, rollouts = [] } }) => {
+  const tick = ({ detail: { looked_at: graphs, models, window_s, rollouts = [] } }) => {
     const now = graphs.find((one) => id(one) === id(graph));
     if (!now) return;
     put(figures, [`${num(now.rate)} requests/s`, `p50 ${num(now.p50_ms)} ms`, `p99 ${num(now.p99_ms)} ms`, `${num(now.inflight)} in flight`,
       `${now.errors ? "▲ " : ""}${percent(now.rate ? now.errors / now.rate : 0)} errors`].join(" · "));
     const modelOf = (one) => models.findLast((row) => row.kind === "model" && row.model === one?.model && row.version === one.model_version);
-    picture.update(now, modelOf);
+    picture.update(now, modelOf, window_s);
     refresh(now.steps, modelOf);
     const arms = Object.values(Object.groupBy(now.arms, (arm) => arm.node)).map((all) => [bandit, all[0].node, all]);
     const own = rollouts.filter((one) => one.graph === graph.name).map((one) => [rollout, `${one.node} ${one.candidate}`, one]);
@@ -151,7 +149,7 @@ export class Picture {
     const parsed = new DOMParser().parseFromString(policy?.createHTML(svg) ?? svg, "image/svg+xml");
     this.node = document.importNode(parsed.documentElement, true);
     this.node.setAttribute("role", "group");
-    this.node.style.minWidth = `${LEAST * this.node.getAttribute("width")}px`;
+    this.node.style.minWidth = `${0.75 * this.node.getAttribute("width")}px`; // a wide one shrinks to that, then it scrolls
     const arrow = { markerUnits: "userSpaceOnUse", markerWidth: 12, markerHeight: 12 }; // of one size, however thick its edge is
     for (const [name, value] of Object.entries(arrow)) this.node.querySelector("marker").setAttribute(name, value);
     this.steps = new Map(steps.map((step) => [step.path, step]));
@@ -168,18 +166,21 @@ export class Picture {
       };
     }
     this.#write(() => [""]);
-    const centre = (place) => place?.scrollTo((place.scrollWidth - place.clientWidth) / 2, 0);
-    requestAnimationFrame(() => centre(this.node.parentElement));
+    requestAnimationFrame(() => { // the entry to the middle
+      const place = this.node.parentElement?.getBoundingClientRect();
+      const entry = this.node.querySelector('[data-role="tensors"]')?.getBoundingClientRect();
+      if (place && entry) this.node.parentElement.scrollLeft += entry.x + entry.width / 2 - place.x - place.width / 2;
+    });
   }
 
-  /** Shows what happens now: `graph` of `looked_at`, and `modelOf(step)`, the row of its model. */
-  update(graph, modelOf) {
+  /** Shows what happens now: `graph` of `looked_at` in so many seconds; `modelOf(step)`, the row of its model. */
+  update(graph, modelOf, window_s) {
     this.#write((path, role) => {
       const now = graph.steps[path];
       if (!now?.rate) return ["idle", ["idle"]];
       const model = modelOf(this.steps.get(path));
       const failing = now.errors / now.rate;
-      const isSlow = role === "step" && now.p99_ms >= Math.max(SLOW.ms, SLOW.ofMedian * now.p50_ms, SLOW.ofGraph * graph.p99_ms);
+      const isSlow = role === "step" && now.rate * window_s >= SLOW.runs && now.p99_ms >= Math.max(SLOW.ms, SLOW.ofMedian * now.p50_ms, SLOW.ofGraph * graph.p99_ms);
       return [failing >= FAILING ? "failing" : isSlow ? "slow" : "",
         [`${num(now.rate)}/s`, now.share != null && percent(now.share), failing >= FAILING && `▲ ${percent(failing)} fail`],
         [`${isSlow ? "◆ " : ""}p50 ${num(now.p50_ms)}`, `p99 ${num(now.p99_ms)} ms`],
@@ -188,7 +189,7 @@ export class Picture {
     });
     for (const edge of this.edges) {
       const share = Math.min((graph.steps[edge.dataset.step]?.rate ?? 0) / Math.max(graph.rate, 0.001), 1);
-      edge.querySelector("path").style.strokeWidth = `${THIN_PX + (THICK_PX - THIN_PX) * Math.sqrt(share)}px`;
+      edge.querySelector("path").style.strokeWidth = `${1.2 + 3.8 * Math.sqrt(share)}px`;
     }
   }
 

@@ -1,9 +1,8 @@
 // Views of tables: the requests that were traced, models and machines, the gateway's OpenAPI document.
 import { address, bar, clock, control, encode, facts, folded, grid, h, histogram, latest, live, num, percent, pill, read, scrolled, track } from "./base.js";
 
-const KEPT = 200;
 const USUAL = ["path", "target", "model", "version", "start_ms", "ms", "status"];
-const EVERY_MS = 2000;
+const [KEPT, EVERY_MS] = [200, 2000];
 const QUESTIONS = { load: "", unload: "It answers no more requests until it is loaded again.", rollback: "What served before is served again." };
 
 /** The latest requests, the slowest, the failed; one of them with its waterfall. */
@@ -11,12 +10,12 @@ export async function requests(main, [key], signal) {
   const all = await read("ui/api/requests", { signal });
   const [hold, which] = [h("input", { type: "checkbox" }), h("select", { "aria-label": "Which requests", onchange: () => fill() },
     Object.keys(all).map((name) => h("option", {}, name)))];
-  const rows = grid("Requests", { status: pill, request: (line) =>
-    h("a", { href: `#/requests/${encode(line.key)}`, "aria-current": String(line.key === key) }, line.request_id || "(no id)") });
-  const fill = () => rows.fill(all[which.value].map((line) => ({ at: clock(line.unix_ms), ms: line.ms, status: line.status,
-    graph: `${line.graph}/${line.version}`, request: line, path: line.error || line.path })));
+  const rows = grid("Requests", { status: pill, at: (line) =>
+    h("a", { href: `#/requests/${encode(line.key)}`, "aria-current": String(line.key === key) }, clock(line.unix_ms)) });
+  const fill = () => rows.fill(all[which.value].map((line) => ({ at: line, ms: line.ms, status: line.status,
+    graph: `${line.graph}/${line.version}`, request_id: line.request_id, path: line.error || line.path })));
   live.addEventListener("tick", ({ detail: { requests: more } }) => {
-    all.recent = [...more.toReversed(), ...all.recent].slice(0, KEPT);
+    all.recent = [...more.toReversed().filter((line) => all.recent.every((old) => old.key !== line.key)), ...all.recent].slice(0, KEPT);
     if (!hold.checked && !rows.node.contains(document.activeElement) && !rows.node.matches(":hover")) fill();
   }, { signal });
   fill();
@@ -37,20 +36,20 @@ async function one(key, signal) {
 export function waterfall(steps, total = 0) {
   const whole = Math.max(total, ...steps.map((step) => step.start_ms + step.ms), 0.001);
   const rows = steps.map((step) => {
-    const depth = step.path.split("/").length - 2;
     const label = step.fallback_of ? `or ${step.path.split(">").at(-1)}` : step.path.split("/").at(-1);
     const queue = step.queue_ms ?? 0;
     const compute = step.compute_ms ?? step.ms - queue;
     const start = (step.start_ms + Math.max(step.ms - queue - compute, 0) / 2) / whole; // the way there and back
     const bars = track(bar(step.ms / whole, step.start_ms / whole, "way"), queue > 0 && bar(queue / whole, start, "queue"), step.model && bar(compute / whole, start + queue / whole));
-    const more = Object.entries(step).filter(([name]) => !USUAL.includes(name)).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
+    const more = Object.entries(step).filter(([name, value]) => !USUAL.includes(name) && value !== 1).map(([name, value]) =>
+      `${name.replace("_ms", "").replaceAll("_", " ")} ${typeof value === "number" ? num(value) : value}`);
     const name = h("th", { scope: "row", title: step.path }, label);
-    name.style.paddingInlineStart = `${depth}rem`;
+    name.style.paddingInlineStart = `${step.path.split("/").length - 2}rem`;
     return h("tr", {}, name, h("td.wide", {}, bars), h("td.n", {}, `${num(step.ms)} ms`),
       h("td", {}, step.status !== "OK" && pill(step.status), step.model && ` ${step.model} v${step.version} on ${step.target} `,
         h("small", {}, more.join(" · "))));
   });
-  return scrolled("Waterfall", h("table", {}, h("caption", {}, `${num(whole)} ms; hatched: in the queue, pale: on the way`), h("tbody", {}, rows)));
+  return scrolled("Waterfall", h("table", {}, h("caption", {}, `${num(whole)} ms; pale: on the way, hatched: in the queue, full: computed; all in ms`), h("tbody", {}, rows)));
 }
 
 /** What is served, where, how full; load, unload and roll back where it is allowed. */
@@ -60,7 +59,7 @@ export async function models(main, _, signal) {
     onclick: () => control({ action, name }, QUESTIONS[action] && [`${action} ${name}?`, QUESTIONS[action], action]) }, action)));
   const graphs = new Set(latest.state.index.filter((one) => one.is_graph).map((one) => one.name));
   const parts = [
-    ["Services", { error: null, is_up: (isUp, one) => pill(isUp ? "serving" : one.error || "down") }],
+    ["Services", { error: null, address: (url) => url.replace(/^https?:\/\/([^/]*).*/, "$1"), is_up: (isUp, one) => pill(isUp ? "serving" : one.error || "down") }],
     ["Models, by priority", { is_degraded: (isDegraded) => (isDegraded ? "▲ yes" : "no") }],
     ["Replicas", { state: pill }],
     ["Batches: rows, and how often", { executions: histogram }],

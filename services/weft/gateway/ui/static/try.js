@@ -28,7 +28,7 @@ function form(config, graph, result, choice, signal) {
 
   /** What the form says; raises an Error that names the field. */
   async function request() {
-    const parameters = { ...(value("parameters") && parsed(value("parameters"), "parameters")), graph_trace: true };
+    const parameters = { ...(value("parameters") && parsed(value("parameters"), "parameters")) };
     if (value("priority")) parameters.priority = Number(value("priority"));
     if (value("timeout_ms")) parameters.timeout = Math.round(Number(value("timeout_ms")) * 1000);
     const headers = Object.fromEntries(value("headers").split("\n").filter(Boolean).map((line) => line.split(/: *(.*)/s).slice(0, 2)));
@@ -53,7 +53,7 @@ function form(config, graph, result, choice, signal) {
       if (error.status) result.append(...h("div", {}, way(graph, await traceOf(graph, asked.id, own))).children);
     }
   };
-  const explain = async ({ fields, parameters: { graph_trace: _, priority = null, timeout, ...parameters }, headers }, tell) => {
+  const explain = async ({ fields, parameters: { priority = null, timeout, ...parameters }, headers }, tell) => {
     const body = { graph: config.name, version: "", inputs: fields, parameters, headers, priority, remaining_ms: timeout ? timeout / 1000 : null };
     tell(h("pre", {}, (await read("ui/api/explain", { body })).text));
   };
@@ -75,7 +75,7 @@ function form(config, graph, result, choice, signal) {
 
 async function once({ name, id, inputs, parameters, headers }, graph, tell, signal) {
   const tensors = inputs.map(({ raw, file, ...input }) => (raw ? { ...input, parameters: { binary_data_size: raw.size } } : input));
-  const json = new Blob([JSON.stringify({ id, inputs: tensors, parameters })]);
+  const json = new Blob([JSON.stringify({ id, inputs: tensors, parameters: { ...parameters, graph_trace: true } })]);
   const body = new Blob([json, ...inputs.map((input) => input.raw ?? "")], { type: "application/octet-stream" });
   const start = performance.now();
   const sent = { ...headers, "inference-header-content-length": json.size };
@@ -127,7 +127,7 @@ function output({ name, datatype, shape, data }) {
     : datatype === "BYTES" ? data.map((one) => h("pre", {}, one)) : h("pre", {}, JSON.stringify(data))];
 }
 
-const IMAGES = { FP32: [Float32Array, 1 / 255], UINT8: [Uint8Array, 1] };
+const SIDE = 224;
 
 function parsed(text, what) {
   try {
@@ -143,8 +143,8 @@ function inputField({ name, data_type: type, dims: own, optional: isOptional }, 
   const dims = [...(isBatched ? [-1] : []), ...own];
   const size = dims.reduce((all, dim) => all * Math.max(dim, 1), 1);
   const isText = datatype === "BYTES";
-  const isImage = datatype in IMAGES && own.length === 3 && [own[0], own[2]].some((dim) => dim === 1 || dim === 3);
-  const example = isText || isOptional ? "" : JSON.stringify(Array(Math.min(size, 64)).fill(0));
+  const isImage = (datatype === "FP32" || datatype === "UINT8") && own.length === 3 && [own[0], own[2]].some((dim) => dim === 1 || dim === 3);
+  const example = isText || isOptional || size > 64 ? "" : JSON.stringify(Array(size).fill(0));
   const field = datatype === "BOOL" && size === 1 ? h("select", {}, ["", "true", "false"].map((value) => h("option", {}, value)))
     : h("textarea", { rows: 2, value: example, placeholder: isText ? "text" : "JSON" });
   if (name === "stream") field.value = "true"; // of language models: token by token
@@ -152,35 +152,33 @@ function inputField({ name, data_type: type, dims: own, optional: isOptional }, 
 
   async function read() {
     const [chosen] = file ? file.files : [];
-    const head = { name, datatype, file: chosen?.name };
-    if (chosen && isImage) return { ...head, ...(await imageTensor(chosen, own, isBatched, ...IMAGES[datatype])) };
-    if (chosen) return { ...head, shape: dims.map(() => 1), raw: new Blob([new Uint32Array([chosen.size]), chosen]) };
-    if (field.value === "" && isOptional) return null;
-    const data = [isText && (size === 1 || !field.value.startsWith("[")) ? field.value : parsed(field.value, name)].flat(Infinity);
+    if (chosen && isText) return { name, datatype, shape: dims.map(() => 1), raw: new Blob([new Uint32Array([chosen.size]), chosen]), file: chosen.name };
+    if (field.value === "" && isOptional && !chosen) return null;
+    const isPlain = isText && (size === 1 || !field.value.startsWith("["));
+    const data = chosen ? await pixels(chosen, own, datatype) : [isPlain ? field.value : parsed(field.value, name)].flat(Infinity);
     const open = dims.indexOf(-1, isBatched && dims.lastIndexOf(-1) > 0 ? 1 : 0); // it takes what the others leave
-    const shape = dims.map((dim, i) => (dim >= 0 ? dim : i === open ? data.length / size : 1));
+    const rest = (i) => (chosen ? (isBatched && i === 0 ? 1 : SIDE) : i === open ? data.length / size : 1);
+    const shape = dims.map((dim, i) => (dim >= 0 ? dim : rest(i)));
+    if (!shape.every(Number.isInteger)) throw new Error(`${name} has ${data.length} values, which do not fit [${dims}]`);
     const cut = (rows, length) => Array.from({ length: rows.length / length }, (_, at) => rows.slice(at * length, (at + 1) * length));
-    return { ...head, shape, data: shape.slice(1).reduceRight(cut, data) };
+    return { name, datatype, shape, data: shape.slice(1).reduceRight(cut, data) };
   }
   return { node: h("div.field", {}, h("label", {}, name, " ", h("small", {}, `${datatype} [${dims}]`), field), file), read, isOptional };
 }
 
-/** Pixels of a picture, channels first or last as `dims` has them. */
-async function imageTensor(file, dims, isBatched, Numbers, scale) {
-  const bitmap = await createImageBitmap(file);
+/** Pixels of a picture, channels first or last as `dims` has them; a side of any length is SIDE long. */
+async function pixels(file, dims, datatype) {
   const isFirst = dims[0] === 1 || dims[0] === 3;
-  const channels = isFirst ? dims[0] : dims[2];
-  const [height, width] = (isFirst ? dims.slice(1) : dims).map((dim, i) => (dim < 0 ? [bitmap.height, bitmap.width][i] : dim));
+  const [channels, height, width] = (isFirst ? dims : [dims[2], dims[0], dims[1]]).map((dim) => (dim < 0 ? SIDE : dim));
   const context = new OffscreenCanvas(width, height).getContext("2d");
-  context.drawImage(bitmap, 0, 0, width, height);
-  const pixels = context.getImageData(0, 0, width, height).data;
-  const values = Numbers.from({ length: channels * height * width }, (_, i) => {
+  context.drawImage(await createImageBitmap(file), 0, 0, width, height);
+  const { data } = context.getImageData(0, 0, width, height);
+  return Array.from({ length: channels * height * width }, (_, i) => {
     const [channel, at] = isFirst ? [Math.floor(i / (height * width)), i % (height * width)] : [i % channels, Math.floor(i / channels)];
-    const [red, green, blue] = pixels.subarray(4 * at);
-    return scale * (channels === 1 ? 0.299 * red + 0.587 * green + 0.114 * blue : [red, green, blue][channel]);
+    const [red, green, blue] = data.subarray(4 * at);
+    const value = channels === 1 ? 0.299 * red + 0.587 * green + 0.114 * blue : [red, green, blue][channel];
+    return datatype === "UINT8" ? Math.round(value) : Number((value / 255).toFixed(4));
   });
-  const shape = isFirst ? [channels, height, width] : [height, width, channels];
-  return { shape: isBatched ? [1, ...shape] : shape, raw: new Blob([values]) };
 }
 
 const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
@@ -212,7 +210,8 @@ function tritonclient({ name, inputs, parameters, headers }) {
   return ["import numpy as np", "import tritonclient.http as http", "from tritonclient.utils import triton_to_np_dtype", "", `client = http.InferenceServerClient("${new URL(address("")).host}")`,
     `inputs = [${inputs.map((one) => `http.InferInput(${python(one.name)}, ${python(one.shape)}, "${one.datatype}")`).join(", ")}]`,
     ...inputs.map((input, i) => `inputs[${i}].set_data_from_numpy(np.array(${values(input)}, triton_to_np_dtype("${input.datatype}")))`),
-    `print(client.infer(${python(name)}, inputs, parameters=${python(parameters)}, headers=${python(headers)}).get_response())`].join("\n");
+    `answer = client.infer(${python(name)}, inputs, parameters=${python(parameters)}, headers=${python(headers)})`,
+    'print({one["name"]: answer.as_numpy(one["name"]) for one in answer.get_response()["outputs"]})'].join("\n");
 }
 
 /** By name: the text for a request. */
