@@ -299,3 +299,5 @@ def test_answers_that_change_are_told(
     assert re.search(r"p99 ms: [\d.]+ -> [\d.]+", out)
     assert 0 == main([*base, "--exit-code", "answers", "--replay=--compare Y=ignore", "--json"])
     assert 0 == json.loads(capsys.readouterr().out)["answers"]["different"]
+    assert 0 == main(["diff", "pipe", *base[2:]])
+    assert "answers: 0 of 19 change\n" in capsys.readouterr().out
