@@ -144,9 +144,16 @@ async def load(*routers: str) -> None:
             await client.call("RepositoryModelLoad", v2.RepositoryModelLoadRequest(model_name="rank"), timeout_s=CALL_S)
 
 
-@pytest.mark.parametrize("num", [1_000, pytest.param(20_000, marks=LONG)])
+CI = {2: "github.yml", 3: "gitlab.yml"}
+
+
+@pytest.mark.parametrize(("num", "changes"), [(1_000, CI), pytest.param(20_000, {2: CI[2]}, marks=LONG)])
 async def test_ci_tells_what_a_change_does(
-    repository: Path, num: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    repository: Path,
+    num: int,
+    changes: dict[int, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Of traffic that was recorded: which answers change, for both changes, by the commands of both CI files."""
     monkeypatch.chdir(repository)
@@ -163,11 +170,11 @@ async def test_ci_tells_what_a_change_does(
     (recorded,) = (path for path in recordings.rglob("*") if path.is_file())
     (repository / "traffic").mkdir()
     recorded.rename(repository / "traffic/rank.weft.zst")
-    for arguments in ("init -q", "add .", "commit -qm base", "update-ref refs/remotes/origin/main HEAD"):
-        git = ["git", "-c", "user.name=x", "-c", "user.email=x@x", *arguments.split()]
+    for action in ("init -q", "add .", "commit -qm base", "update-ref refs/remotes/origin/main HEAD"):
+        git = ["git", "-c", "user.name=x", "-c", "user.email=x@x", *action.split()]
         await asyncio.to_thread(subprocess.run, git, check=True)
     capfd.readouterr()
-    for version, name in ((2, "github.yml"), (3, "gitlab.yml")):
+    for version, name in changes.items():
         change(repository, version)
         commands = re.findall(r"- (?:run: )?weft (.*)", (ROOT / "examples/ci" / name).read_text())
         assert ["check", "test", "diff", "replay"] == [command.split()[0] for command in commands]

@@ -197,7 +197,7 @@ def _arrow(old: str, new: str) -> str:
 
 def text_of(before: str, after: str, found: Sequence[Section]) -> str:
     """For a terminal."""
-    if not any(one.classes for one in found):
+    if not any(one.classes or one.lines for one in found):
         return f"{before} -> {after}: no difference\n"
     parts = [[f"{one.title}: {one.headline}", *(f"  {line}" for line in one.lines)] for one in found]
     return "\n".join([f"{before} -> {after}", *(line for part in parts for line in part)]) + "\n"

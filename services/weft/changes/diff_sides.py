@@ -1,21 +1,23 @@
 """The sides of a difference that are not files here: what a router serves, and revisions of Git."""
 
+import re
 import subprocess
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from weft.base.errors import InvalidArgumentError
-from weft.base.repository.layout import CONFIG_FILENAME, is_folder_name
+from weft.base.repository.layout import CONFIG_FILENAME, is_folder_name, version_number
 from weft.tools.lock import lock_text
 from weft.tools.offline import GRAPH_FILENAME, GRAPH_FOLDER, find_graph, repository_of
+from weft.v2.client.v2_client import V2Client
+from weft.v2.security.channel import ChannelSecurity
 from weft_protos import graph_service_pb2 as pb
 
-if TYPE_CHECKING:
-    from weft.v2.client.v2_client import V2Client
-
 _TIMEOUT_S = 10.0
+#: Names a file that only the router has.
+_LABELS = re.compile(rb'label_filename\s*:\s*"[^"]*"')
 
 
 def check_out(revision: str, graph: str, repository: Path | None, folder: Path) -> tuple[str, Path | None]:
@@ -59,22 +61,23 @@ def _git(fault: str, folder: Path, *arguments: str, output: IO[bytes] | int = su
     return (done.stdout or b"").decode().strip()
 
 
-async def fetch_served(router: "V2Client", graph: str, folder: Path) -> Path:
+async def fetch_served(address: str, security: ChannelSecurity | None, graph: str, folder: Path) -> Path:
     """Write NAME or NAME/VERSION as a router serves it, and the graphs in it, as a repository into ``folder``.
 
     Returns the file of the signatures that its models have there. Raises WeftError: it does not serve it, or answer.
     """
     name, _, version = graph.partition("/")
-    request = pb.GraphSourceRequest(graph=name, version=int(version or 0))
-    found: pb.GraphSourceResponse = await router.graph_service("GraphSource", request, timeout_s=_TIMEOUT_S)
-    signatures = await router.graph_service("TargetSignatures", pb.TargetSignaturesRequest(), timeout_s=_TIMEOUT_S)
-    for one in found.graph:
+    request = pb.GraphSourceRequest(graph=name, version=version_number(version) if version else 0)
+    async with V2Client(address, security=security) as router:
+        texts = await router.graph_service("GraphSource", request, timeout_s=_TIMEOUT_S)
+        known = await router.graph_service("TargetSignatures", pb.TargetSignaturesRequest(), timeout_s=_TIMEOUT_S)
+    for one in texts.graph:
         if not is_folder_name(one.graph):
             raise InvalidArgumentError(f"the router names a graph {one.graph!r}, which is no name of a folder")
         at = folder / GRAPH_FOLDER / one.graph
         (at / str(one.version)).mkdir(parents=True, exist_ok=True)
-        is_config = Path(one.file).name == CONFIG_FILENAME
-        (at / CONFIG_FILENAME if is_config else at / str(one.version) / GRAPH_FILENAME).write_bytes(one.text)
+        file = CONFIG_FILENAME if one.file.endswith(CONFIG_FILENAME) else f"{one.version}/{GRAPH_FILENAME}"
+        (at / file).write_bytes(_LABELS.sub(b"", one.text))
     lock = folder / "signatures.lock"
-    lock.write_text(lock_text(signatures.model, lock.name, router.where))
+    lock.write_text(lock_text(known.model, lock.name, address))
     return lock

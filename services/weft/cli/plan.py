@@ -5,14 +5,12 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from weft.base.errors import WeftError
 from weft.base.text.pbtxt import PbtxtError, render
 from weft.changes.diff_sides import check_out, fetch_served
 from weft.language import GraphError, GraphPlan
 from weft.tools.offline import load_plan
-from weft.v2.client.v2_client import V2Client
 from weft.v2.security.channel import channel_security
 
 
@@ -44,31 +42,28 @@ def sides_or_status(
     """
     sides = []
     for number, graph in enumerate(graphs):
+        own = argparse.Namespace(**vars(options) | {"graph": graph})
         try:
-            found = _fetched(graph, options, folder / str(number))
+            _fetch(own, folder / str(number))
         except WeftError as error:
             print(f"weft {options.command}: '{graph}': {error.message}", file=sys.stderr)
             return 2
-        plan = plan_or_status(argparse.Namespace(**vars(options) | {"graph": graph} | found))
+        plan = plan_or_status(own)
         if isinstance(plan, int):
             if len(graphs) > 1:
                 print(f"weft {options.command}: '{graph}' cannot be compared", file=sys.stderr)
             return plan
-        sides.append((plan, found.get("graph", graph)))
+        sides.append((plan, own.graph))
     return sides
 
 
-def _fetched(graph: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Write a graph that is not in files here into ``folder``; return the options that find it there."""
-    revision, _, path = graph.partition(":")
-    if revision and path and not Path(graph).exists():
-        graph, repository = check_out(revision, path, options.repository, folder)
-        return {"graph": graph, "repository": repository}
-    if getattr(options, "url", None) is None or Path(graph).exists():
-        return {}
-
-    async def fetched() -> Path:
-        async with V2Client(options.url, security=channel_security(options)) as router:
-            return await fetch_served(router, graph, folder)
-
-    return {"repository": folder, "lock": asyncio.run(fetched())}
+def _fetch(options: argparse.Namespace, folder: Path) -> None:
+    """Write a graph that is not in files here into ``folder``, and name it in the options."""
+    revision, _, path = options.graph.partition(":")
+    if Path(options.graph).exists():
+        return
+    if revision and path:
+        options.graph, options.repository = check_out(revision, path, options.repository, folder)
+    elif getattr(options, "url", None) is not None:
+        fetching = fetch_served(options.url, channel_security(options), options.graph, folder)
+        options.repository, options.lock = folder, asyncio.run(fetching)

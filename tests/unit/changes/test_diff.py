@@ -259,6 +259,8 @@ async def test_what_a_router_serves_is_a_side(tmp_path: Path, capsys: pytest.Cap
             assert "- root/ab/ab[b]  target b, taken 50 %" in out
             assert 2 == await asyncio.to_thread(main, ["diff", "pipes", str(after), "--url", url, *lock])
             assert "weft diff: 'pipes': 'pipes' is no graph of this router" in capsys.readouterr().err
+            assert 2 == await asyncio.to_thread(main, ["diff", "pipe/x", str(after), "--url", url, *lock])
+            assert "version should be an integral value > 0" in capsys.readouterr().err
         finally:
             await server.stop(None)
 
@@ -297,3 +299,5 @@ def test_answers_that_change_are_told(
     assert re.search(r"p99 ms: [\d.]+ -> [\d.]+", out)
     assert 0 == main([*base, "--exit-code", "answers", "--replay=--compare Y=ignore", "--json"])
     assert 0 == json.loads(capsys.readouterr().out)["answers"]["different"]
+    assert 0 == main(["diff", "pipe", *base[2:]])
+    assert "answers: 0 of 19 change\n" in capsys.readouterr().out
