@@ -6,7 +6,6 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +65,9 @@ class _Redaction:
         self._omit, self._hashed, self._key = omit | {TRACE_PARAMETER}, hashed, key
         self.names = omit | hashed
 
-    def __call__(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, values: Any) -> Any:
+        if values.keys().isdisjoint(self._omit) and values.keys().isdisjoint(self._hashed):
+            return values
         kept = {name: value for name, value in values.items() if name not in self._omit}
         return kept | {name: self._digest(kept[name]) for name in kept.keys() & self._hashed}
 
@@ -122,12 +123,14 @@ class Kept:
         record.path = dict(context.trailing_metadata).get(PATH_HEADER, "")
         record.header.update(redaction(forwarded_headers(context.headers, is_traced=True)))
         record.withheld.extend(name for name in (*call.inputs, *call.parameters) if name in redaction.names)
-        call = replace(call, inputs=redaction(call.inputs), parameters=redaction(call.parameters))
-        record.request.MergeFromString(serialize_call(call))
+        names = call.model_name, call.model_version, call.request_id
+        kept = InferCall(*names, redaction(call.parameters), redaction(call.inputs), call.outputs)
+        record.request.MergeFromString(serialize_call(kept))
         for offset_ns, result in self._results:
             response = record.response.add(offset_ns=offset_ns)
-            kept = replace(result, outputs=redaction(result.outputs), parameters=redaction(result.parameters))
-            response.response.MergeFromString(serialize_result(kept))
+            names = result.model_name, result.model_version, result.request_id
+            answer = InferResult(*names, redaction(result.parameters), redaction(result.outputs))
+            response.response.MergeFromString(serialize_result(answer))
             if result.error is not None:
                 response.status, response.message = _told(result.error, redaction)
         if self._error is not None:
