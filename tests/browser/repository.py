@@ -65,14 +65,17 @@ node { name: "root" sequence {
 """
 
 
-def write_repository(root: Path, samples: Path | None) -> Path:
-    """A repository of the samples, if they are given, `hostile` and `roots`."""
+def write_repository(root: Path, samples: Path | None, *, is_hostile: bool = True) -> Path:
+    """A repository of the samples, if they are given, `roots`, and what is markup."""
     for room in ("graphs", "preprocess", "model", "postprocess"):
         (root / room).mkdir(parents=True)
         for folder in sorted((samples / room).iterdir()) if samples else ():
             (root / room / folder.name).symlink_to(folder)
     (root / "data").symlink_to(samples / "data") if samples else None
-    write_graph(root / "graphs", "hostile", _GRAPH)
+    if is_hostile:
+        write_graph(root / "graphs", "hostile", _GRAPH)
+    if is_hostile and samples:
+        write_graph(root / "graphs", BAD_NAME, _ROOTS)
     write_graph(root / "graphs", "roots", _ROOTS)
     write_model(
         root / "postprocess",
@@ -82,6 +85,4 @@ def write_repository(root: Path, samples: Path | None) -> Path:
     )
     for name, check, function in (("sqrt", "(numbers < 0).any()", "np.sqrt"), ("copy", "False", "np.copy")):
         write_model(root / "postprocess", name, _NUMBERS % (check, function), NUMBER_BATCHES)
-    if samples:
-        write_graph(root / "graphs", BAD_NAME, _ROOTS)
     return root

@@ -30,7 +30,32 @@ class Picture(NamedTuple):
     height: int = 800
 
 
-PICTURES: dict[str, Picture] = {}
+def send_digit(page: Any) -> None:
+    """A picture sent by the form."""
+    page.get_by_label("File for IMAGE").set_input_files(SAMPLES / "data/digits/3.png")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("region", name="Waterfall").wait_for()
+
+
+def open_request(page: Any) -> None:
+    """The latest request of `triage`."""
+    page.get_by_role("row", name="triage/1").first.get_by_role("link").click()
+    page.get_by_role("region", name="Waterfall").wait_for()
+
+
+def open_step(page: Any) -> None:
+    """The step that most requests end at."""
+    page.get_by_role("button", name="tiny").first.click()
+
+
+PICTURES = {
+    "graph": Picture("#/graphs/digits_cascade/1", open_step),
+    "failing": Picture("#/graphs/roots/1", scheme="dark", height=700),
+    "try": Picture("#/try/digits", send_digit, height=900),
+    "request": Picture("#/requests", open_request, scheme="dark"),
+    "models": Picture("#/models"),
+    "phone": Picture("#/graphs/digits_ab/1", width=390, height=844),
+}
 
 
 def main() -> None:
@@ -41,7 +66,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        repository = write_repository(Path(folder) / "repository", SAMPLES)
+        repository = write_repository(Path(folder) / "repository", SAMPLES, is_hostile=False)
         with mesh_with_page(repository, Path(folder) / "log") as mesh, under_load(mesh), running_browser() as browser:
             for name in arguments.only or PICTURES:
                 take(browser, mesh.url, PICTURES[name], arguments.output / f"ui-{name}.png")

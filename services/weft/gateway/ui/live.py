@@ -21,14 +21,16 @@ from weft.v2.client.v2_client import Metadata
 from weft_protos import graph_service_pb2 as pb
 
 #: Pause between two ticks, the time over which rates are taken, and how often the router's index is read.
-PERIOD_S, WINDOW_S, INDEX_PERIOD_S = 1.0, 5.0, 5.0
+PERIOD_S, WINDOW_S, INDEX_PERIOD_S = 1.0, 5.0, 10.0
 TIMEOUT_S = 5.0
 MAX_VIEWERS = 16
 _MAX_REQUESTS = 50
 #: Statuses of a key that is not valid, or lacks the right.
 _DENIED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 #: A metrics page that took a second to read is read again after so many: a router with 1,000 graphs has megabytes.
-_PAGES_PERIOD_S, _REST = 2.0, 50
+_PAGES_PERIOD_S, _REST = 2.0, 100
+#: Pages of before a time in which nobody looked are not compared with.
+_STALE_S = 60.0
 _GAUGES = re.compile(
     r"nv_gpu_|weft_warm_model|weft_instance_restarts_total|weft_endpoint_(state|inflight|picks_total)|vllm:(kv_|num_req)"
 )
@@ -165,7 +167,9 @@ class MetricPages:
         return {**frame, "gauges": gauges}
 
     async def _read(self) -> None:
-        start_s, old = time.monotonic(), self._pages
+        start_s = time.monotonic()
+        old = self._pages if start_s < self._next_s + _STALE_S else {}
         self._pages = await asyncio.to_thread(scrape, self._addresses)
         self._frame = frame_of(self._addresses, old or self._pages, self._pages)
-        self._next_s = start_s + max(_PAGES_PERIOD_S, _REST * (time.monotonic() - start_s))
+        rest_s = _REST * (time.monotonic() - start_s) if old else 0.0  # rates need a second page
+        self._next_s = start_s + max(_PAGES_PERIOD_S, rest_s)
