@@ -165,7 +165,10 @@ class MetricPages:
         return {**frame, "gauges": gauges}
 
     async def _read(self) -> None:
-        start_s, old = time.monotonic(), self._pages
+        start_s = time.monotonic()
+        # Rates need a second reading soon, and none is over the time in which nobody looked.
+        old = self._pages if start_s < self._next_s + 2 * _PAGES_PERIOD_S else {}
         self._pages = await asyncio.to_thread(scrape, self._addresses)
         self._frame = frame_of(self._addresses, old or self._pages, self._pages)
-        self._next_s = start_s + max(_PAGES_PERIOD_S, _REST * (time.monotonic() - start_s))
+        took_s = time.monotonic() - start_s
+        self._next_s = start_s + (max(_PAGES_PERIOD_S, _REST * took_s) if old else _PAGES_PERIOD_S)
