@@ -163,7 +163,7 @@ class MetricPages:
             for name, samples in page.samples.items()
             if _GAUGES.match(name)
             for labels, value in samples
-            if value and labels.get("model", labels.get("model_name", "")) in ("", *names)
+            if value and math.isfinite(value) and labels.get("model", labels.get("model_name", "")) in ("", *names)
         ]
         return {**frame, "gauges": gauges}
 
