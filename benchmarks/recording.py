@@ -1,8 +1,8 @@
 """``python -m benchmarks.recording``: what recording 5 % of the requests costs a router.
 
-A router of its own process serves a graph of one step over a model in Python, of rows of some floats. Rounds without
-and with a recording take turns; the figures are means of the CPU time for 1,000 requests, and their ratio. 0 % is a pair
-without a recording in either: what the noise of the machine is.
+A router in a process of its own serves a graph of one step over a model in Python, of rows of some floats. Rounds
+without and with a recording take turns; the figures are medians over the pairs of rounds: CPU time of the router for
+1,000 requests, and its ratio. 0 % is a pair without a recording in either: the noise of the machine.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import fmean, quantiles
+from statistics import median, quantiles
 
 import numpy as np
 
@@ -34,6 +34,8 @@ class TritonPythonModel:
 CONFIG = """backend: "python" max_batch_size: 32 parameters { key: "EXECUTION" value { string_value: "inline" } }
 input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }
 """
+#: What was recorded is written by then.
+_WRITTEN_S = 0.7
 GRAPH = """name: "pipe" platform: "graph" max_batch_size: 32
 input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }
 node { name: "root" sequence { step { name: "same" model_name: "same" } } }
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns 0."""
     parser = argparse.ArgumentParser(description="What recording costs a router.")
     parser.add_argument("--rounds", type=int, default=12, help="pairs of rounds for each row")
-    parser.add_argument("--requests", type=int, default=2000, help="of a round")
+    parser.add_argument("--requests", type=int, default=4000, help="of a round")
     parser.add_argument("--percent", type=float, nargs="+", default=[0, 5, 100])
     parser.add_argument("--floats", type=int, nargs="+", default=[16, 4096], help="in a request, and in its answer")
     options = parser.parse_args(argv)
@@ -81,11 +83,11 @@ async def _rows(address: str, pids: dict[str, int], options: argparse.Namespace)
                     off = await _cpu_ms(client, call, pids, options.requests)
                     on = await _cpu_ms(client, call, pids, options.requests, percent)
                     pairs.append((off, on))
-                low, _, high = quantiles([on["router"] / off["router"] for off, on in pairs], n=4)
-                off_ms, on_ms = (fmean(side["router"] for side in sides) for sides in zip(*pairs, strict=True))
-                both = sum(sum(on.values()) for _, on in pairs) / sum(sum(off.values()) for off, _ in pairs)
+                low, ratio, high = quantiles([on["router"] / off["router"] for off, on in pairs], n=4)
+                off_ms, on_ms = (median(side["router"] for side in sides) for sides in zip(*pairs, strict=True))
+                both = median(sum(on.values()) / sum(off.values()) for off, on in pairs)
                 rows.append(
-                    (f"{num_floats}", f"{percent:g}", f"{off_ms:.1f}", f"{on_ms:.1f}", f"{on_ms / off_ms:.3f}",
+                    (f"{num_floats}", f"{percent:g}", f"{off_ms:.1f}", f"{on_ms:.1f}", f"{ratio:.3f}",
                      f"{low:.3f} to {high:.3f}", f"{both:.3f}")
                 )  # fmt: skip
     return rows
@@ -99,20 +101,27 @@ async def _record(client: V2Client, action: str, percent: float) -> None:
 async def _cpu_ms(
     client: V2Client, call: InferCall, pids: dict[str, int], num_requests: int, percent: float = 0
 ) -> dict[str, float]:
-    """CPU time of each process for 1,000 of these requests, 16 at once; start and end of a recording count too."""
+    """CPU time of each process for 1,000 of these requests, 16 at once; start and end of a recording do not count."""
     left = iter(range(num_requests))
 
     async def send() -> None:
         for _ in left:
             await client.infer(call, timeout_s=60)
 
-    before_s = machine.cpu_seconds(pids)
     if percent:
         await _record(client, "START", percent)
+    before_ns = {name: _cpu_ns(pid) for name, pid in pids.items()}
     await asyncio.gather(*(send() for _ in range(16)))
+    await asyncio.sleep(_WRITTEN_S)
+    used = {name: (_cpu_ns(pid) - before_ns[name]) / 1e3 / num_requests for name, pid in pids.items()}
     if percent:
         await _record(client, "STOP", percent)
-    return {name: (value - before_s[name]) * 1e6 / num_requests for name, value in machine.cpu_seconds(pids).items()}
+    return used
+
+
+def _cpu_ns(pid: int) -> int:
+    """CPU time of all threads; a round is too short for clock ticks."""
+    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
 
 
 if __name__ == "__main__":

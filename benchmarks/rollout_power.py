@@ -83,8 +83,7 @@ def main() -> None:
     parser.add_argument("--aa", type=int, default=1000, help="A/A rollouts (default %(default)s)")
     parser.add_argument("--runs", type=int, default=200, help="rollouts of each bad candidate (default %(default)s)")
     options = parser.parse_args()
-    alarms = false_alarms(options.aa)
-    print(f"A/A: {alarms} of {options.aa} rollouts were ended ({alarms / options.aa:.1%}; stated: at most 5 %)")
+    print(f"A/A: {false_alarms(options.aa)} of {options.aa} rollouts were ended; stated: at most 5 %")
     for what, limits, truth in (
         ("errors 1 % -> 3 %, limit 1 %", {"max_error_rate": 0.01}, Truth(error_rate=0.03)),
         ("errors 1 % -> 3 %, limit 1.5 %", {"max_error_rate": 0.015}, Truth(error_rate=0.03)),

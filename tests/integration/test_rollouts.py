@@ -215,8 +215,8 @@ def test_clients_steer_a_rollout_at_any_router_and_reloads_go_on(
         out = capsys.readouterr()
         if code:
             return out.err
-        (told,) = json.loads(out.out)["rollouts"]
-        return f"{told.get('phase', 'RUNNING')} {told.get('percent', 0):g} {told['verdict']}"
+        (told,) = json.loads(out.out)["rollout"]
+        return f"{told['phase']} {told['percent']:g} {told['verdict']}"
 
     with routers(tmp_path, target, 2, *EXPLICIT) as (one, two), grpc.insecure_channel(one.grpc) as channel:
         wait_until(lambda: status(one.grpc).owner)

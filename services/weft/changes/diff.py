@@ -177,8 +177,7 @@ def _users(had: _Entries, has: _Entries) -> Section:
 
 
 def _shares(plan: SplitterPlan) -> dict[str, float]:
-    total = sum(step.weight for step in plan.steps)
-    return {step.name: step.weight / total for step in plan.steps}
+    return {step.name: weight / sum(plan.weights) for step, weight in zip(plan.steps, plan.weights, strict=True)}
 
 
 def _moves(before: SplitterPlan, after: SplitterPlan, suffix: str) -> list[tuple[str, str, float]]:

@@ -83,18 +83,16 @@ class Observer:
         counters = [(entry.statistics, entry.serving, False) for entry in self._graphs]
         counters += [(seen, None, True) for seen in self._catalog.counters() if seen.name not in graphs]
         for seen, serving, is_model in counters:
-            limit = self._admission.limits.get(seen.name)
-            levels = [level.counts for level in seen.request_latency.values()] if seen.name in wanted else []
-            response.count.add(
-                graph=seen.name,
-                version=seen.version,
-                is_model=is_model,
-                num_ok=seen.success.count,
-                total_ns=seen.success.total_ns,
-                failure=seen.failures_by_reason,
-                bucket=map(sum, zip(*levels, strict=True)),
-                num_inflight=0 if limit is None else limit.num_inflight,
-            )
+            one = response.count.add()  # and no more than is needed: there may be thousands
+            one.graph, one.version, one.is_model = seen.name, seen.version, is_model
+            one.num_ok, one.total_ns = seen.success.count, seen.success.total_ns
+            if seen.failures_by_reason:
+                one.failure.update(seen.failures_by_reason)
+            if (limit := self._admission.limits.get(seen.name)) is not None:
+                one.num_inflight = limit.num_inflight
+            if seen.name in wanted:
+                levels = [level.counts for level in seen.request_latency.values()]
+                one.bucket.extend(map(sum, zip(*levels, strict=True)))
             if serving is not None and seen.name in wanted:
                 self._add_steps(serving, response)
         if request.request_key or request.HasField("requests_after_unix_ms"):
@@ -102,11 +100,11 @@ class Observer:
             if self._runtime.on_end is None:
                 self._runtime.on_end = self._keep
                 self._expire()
-            for one, record, start_ns in self._kept:
-                if one.key == request.request_key:
-                    response.request.add(steps=trace_text(record, start_ns)).MergeFrom(one)
-                elif not request.request_key and one.unix_ms > request.requests_after_unix_ms:
-                    response.request.append(one)
+            for ended, record, start_ns in self._kept:
+                if ended.key == request.request_key:
+                    response.request.add(steps=trace_text(record, start_ns)).MergeFrom(ended)
+                elif not request.request_key and ended.unix_ms > request.requests_after_unix_ms:
+                    response.request.append(ended)
         return response
 
     def _add_steps(self, serving: ServingGraph, response: pb.ObserveResponse) -> None:

@@ -45,6 +45,7 @@ _FRAME_S = 0.5
 #: Records that the thread makes before the event loop has its turn; a change of turns costs as much as one.
 _TURN = 16
 _MIN_BYTES = 64 << 10
+_MAX_STOP_S = 10.0
 
 _log = get_logger("weft.router.recording")
 
@@ -108,7 +109,7 @@ class Kept:
         self._error = error if isinstance(error, Exception | None) else withdrawal(self._context)
         if self._is_dropped:
             self._recorder.status.num_dropped += 1
-        else:
+        elif self._recorder.status.is_running:
             self._recorder.waiting.append(self)
 
     def entry(self, redaction: _Redaction) -> file_pb.Entry:
@@ -163,9 +164,9 @@ class Recorder:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Write what has ended, and close the file."""
+        """Write what has ended, and close the file; a disk that hangs is not waited for."""
         self._stop.set()
-        await self._task
+        await asyncio.wait([self._task], timeout=_MAX_STOP_S)
 
     async def _run(self) -> None:
         status, end_s, reason = self.status, time.monotonic() + self._request.max_s, ""

@@ -14,7 +14,7 @@ from tests.repositories import NUMBER_BATCHES, write_graph, write_model
 from weft.authoring.writing import read
 from weft.base.core import InferCall, InferResult
 from weft.base.errors import InvalidArgumentError
-from weft.base.tensors import encode
+from weft.base.tensors import bytes_tensor, encode
 from weft.changes.replay import local_target, read_records, replay
 from weft.cli.__main__ import main
 from weft.v2.client.v2_client import V2Client
@@ -35,6 +35,32 @@ class TritonPythonModel:
                 return [pb_utils.InferenceResponse(error=pb_utils.TritonError("too large")) for _ in requests]
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("Y", {answer})]))
         return answers
+"""
+
+
+STREAMING = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for word in {words}:
+                text = np.array([word], np.object_)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("WORD", text)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+WORDS = """parameters { key: "EXECUTION" value { string_value: "thread" } }
+input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "WORD" data_type: TYPE_STRING dims: [ 1 ] }
+model_transaction_policy { decoupled: true }
+"""
+
+
+def talk(model: str) -> str:
+    return f"""name: "talk" platform: "graph"
+input {{ name: "X" data_type: TYPE_FP32 dims: [ 1 ] }} output {{ name: "WORD" data_type: TYPE_STRING dims: [ 1 ] }}
+node {{ name: "root" sequence {{ step {{ name: "{model}" model_name: "{model}" }} }} }}
 """
 
 
@@ -113,6 +139,28 @@ def test_two_graphs_are_compared_with_one_another(repository: Path, tmp_path: Pa
     assert all(cpu_ms > 0 for cpu_ms in facts["cpu_ms"])
     assert 1 == main(base)  # what was recorded cannot be compared, but errors are new
     assert ["path", "status"] == sorted(json.loads(capsys.readouterr().out)["differences"])
+
+
+def test_streams_are_replayed(repository: Path, tmp_path: Path, capsys: Any) -> None:
+    """All responses are asked for and compared: strings as one text, however it is cut."""
+    for name, words in (("said", ["to", "day"]), ("whole", ["today"]), ("late", ["to", "morrow"])):
+        write_model(repository / "model", name, STREAMING.format(words=words), WORDS)
+        (tmp_path / f"{name}.pbtxt").write_text(talk(name))
+    record = pb.Record(version="1", is_stream=True)
+    call = InferCall("talk", "", "r1", {}, {"X": encode(np.ones(1, np.float32))})
+    record.request.MergeFromString(serialize_call(call))
+    for word in (b"to", b"day"):
+        result = InferResult("talk", "1", outputs={"WORD": bytes_tensor([word], (1,))})
+        record.response.add().response.MergeFromString(serialize_result(result))
+    writer = RecordingWriter(tmp_path / "a", pb.Header(version=1, graph="talk"))
+    writer.write([pb.Entry(record=record)] * 3)
+    writer.close(pb.End())
+    base = ["replay", str(tmp_path / "a"), "--repository", str(repository), "--json", "--against"]
+    assert 0 == main([*base, str(tmp_path / "whole.pbtxt")])
+    assert 1 == main([*base, str(tmp_path / "whole.pbtxt"), "--compare", "WORD=exact"])
+    assert 1 == main([*base, str(tmp_path / "late.pbtxt"), "--and", str(tmp_path / "said.pbtxt")])
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (3, "r1: 'today' -> 'tomorrow'") == (facts["different"], facts["differences"]["output WORD"]["examples"][0])
 
 
 def test_requests_keep_their_pace(repository: Path, tmp_path: Path) -> None:

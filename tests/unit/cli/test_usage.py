@@ -19,7 +19,20 @@ WITH_FACTS = {
     *("diff", "rollout", "explain", "batch", "optimize", "quantize", "plan", "tune"),
 }
 CALLING = (
-    *("restart", "top", "infer", "feedback", "rollback", "record", "replay", "lock", "stubs", "diff", "batch"),
+    *(
+        "restart",
+        "top",
+        "infer",
+        "feedback",
+        "rollout",
+        "rollback",
+        "record",
+        "replay",
+        "lock",
+        "stubs",
+        "diff",
+        "batch",
+    ),
     "stream",
 )
 

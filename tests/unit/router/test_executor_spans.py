@@ -1,6 +1,7 @@
 """Spans of a graph: one a step, parents and children across calls, errors on them."""
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -194,3 +195,18 @@ async def test_a_skipped_step_has_no_span(exporter: InMemorySpanExporter) -> Non
     """It did nothing."""
     graph = one("when: 'inputs.X[0] > 5.0' default { output: 'Y' number: 7 }")
     assert {"weft.router/g"} == set(await traced(exporter, graph, FakeTarget()))
+
+
+async def test_a_verdict_is_told_by_the_next_splitters_span(exporter: InMemorySpanExporter) -> None:
+    """Once, whichever step it takes; not a change without another share."""
+    graph = """node { name: "root" sequence { step { name: "ab" node: "ab" } } }
+node { name: "ab" splitter { step { name: "a" model_name: "a" } step { name: "b" model_name: "b" }
+  rollout { steps: [ 50, 100 ] guard { max_error_rate: 0.1 } } } }"""
+    runtime = Runtime({"model": FakeTarget()})
+    executor = GraphExecutor(compiled(graph), runtime)
+    (rollout,) = runtime.rollouts
+    rollout.follow(replace(rollout.state, phase="ROLLED_BACK", revision=1, verdict="rolled back: why"))
+    found = [(await traced(exporter, executor))["step root/ab"][0].attributes or {} for _ in range(2)]
+    assert ["ROLLED_BACK: rolled back: why", None] == [attributes.get("weft.rollout") for attributes in found]
+    rollout.follow(replace(rollout.state, revision=2, verdict="the same"))
+    assert rollout.news == ""

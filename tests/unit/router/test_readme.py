@@ -21,7 +21,7 @@ def test_weft_up_gives_the_router_what_it_was_given() -> None:
     every += ["--max-inflight", "0", "--adaptive-inflight", "--max-inflight-per-client=3"]
     every += ["--client-key-header", "x-client-id", "--default-priority=1"]
     every += ["--target-policy=model=sticky:header=x-user", "--target-policy", "postprocess=round_robin"]
-    every += ["--state-dir", "some where", "--allow-route-header"]
+    every += ["--state-dir", "some where", "--allow-route-header", "--rollouts=lease:a/b"]
     for arguments in ([], every):
         options = parser.parse_args(arguments)
         assert options == parser.parse_args(list(given(options)))

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,9 +17,12 @@ from tests.unit.router.fake_target import failing
 from tests.unit.router.stream_targets import counting, stream_target
 
 from weft.base.core import InferCall
-from weft.base.errors import WeftError
+from weft.base.errors import PermissionDeniedError, WeftError
+from weft.base.security.access import CALLER, Principal
+from weft.base.security.keys import Grant
 from weft.base.tensors import bytes_tensor
 from weft.router import recording
+from weft.router.feedback import GraphServicer
 from weft.router.recording import RecordingLimits
 from weft.router.repository.config import config_of_signature
 from weft.router.target import TargetModel
@@ -60,9 +64,7 @@ class Served:
         return "OK"
 
     async def record(self, action: str, graph: str = "pipe", **more: Any) -> pb.RecordingStatus:
-        response = await self.stub.Recording(
-            pb.RecordingRequest(action=pb.RecordingRequest.Action.Value(action), graph=graph, **more)
-        )
+        response = await self.stub.Recording(pb.RecordingRequest(action=action, graph=graph, **more))  # type: ignore[arg-type]
         return response.recording[0] if response.recording else pb.RecordingStatus()
 
     async def refusal(self, action: str = "START", **more: Any) -> tuple[str, str]:
@@ -200,7 +202,7 @@ async def test_names_are_left_out_or_hashed(tmp_path: Path) -> None:
             assert ("BYTES", (1,)) == calls[0].inputs["WHO"][:2] == calls[0].inputs["IN"][:2]
             assert ["IN", "WHO", "note"] == [*records[0].withheld]
             assert ["x-user"] == [name for name in records[0].header if name.startswith("x-")]
-            assert not results_of_record(records[0])[0].outputs and not calls[0].parameters
+            assert ({}, {}) == (results_of_record(records[0])[0].outputs, calls[0].parameters)
             found.append(calls[0].inputs["WHO"].data)
         assert found[0] != found[1]
 
@@ -301,6 +303,23 @@ async def test_what_cannot_be_recorded_is_told(tmp_path: Path) -> None:
     taken.write_text("")
     async with served(tmp_path / "b", recording=RecordingLimits(taken / "in")) as s:
         assert "UNAVAILABLE" == (await s.refusal(percent=1))[0]
+
+
+async def test_who_may_not_use_a_graph_does_not_see_its_recording(tmp_path: Path) -> None:
+    """Of all recordings a key sees those of its graphs, and starts and ends no other."""
+    grant = Grant("team", models=("talk",), control=True)
+    async with served(tmp_path) as s:
+        await s.record("START", percent=1)
+        await s.record("START", "talk", percent=1)
+        servicer = GraphServicer(s.core._graphs, s.core._runtime.bandits, s.core._catalog, s.core.record)
+        CALLER.set(Principal(grant, Counter(), lambda: 0.0, lambda: None))
+        every = await servicer.Recording(pb.RecordingRequest(), None)
+        assert ["talk"] == [one.graph for one in every.recording]
+        for action in (pb.RecordingRequest.START, pb.RecordingRequest.STOP):
+            with pytest.raises(PermissionDeniedError):
+                await GraphServicer.Recording.__wrapped__(  # type: ignore[attr-defined]  # under ``answering``
+                    servicer, pb.RecordingRequest(action=action, graph="pipe", percent=1), None
+                )
 
 
 async def test_the_end_of_the_router_ends_its_recordings(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft rollout``."""
     option = partial(add, parser)
     parser.description = "Show how rollouts stand, steer one, or set weights until a rollback or the next load."
-    parser.epilog = "examples: weft rollout status triage; weft rollout weights triage root new=5 old=95"
+    parser.epilog = "example: weft rollout status triage, or weft rollout weights triage root new=5 old=95"
     parser.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
     option("graph GRAPH", "may be left out with status", nargs="?", default="")
     option("node NODE", "name of the splitter, if the graph has several rollouts", nargs="?", default="")
@@ -41,7 +41,8 @@ def run(options: argparse.Namespace) -> int:
     while True:
         response = asyncio.run(_asked(options))
         if options.json:
-            print(json.dumps(MessageToDict(response, preserving_proto_field_name=True)), flush=True)
+            told = MessageToDict(response, always_print_fields_with_no_presence=True, preserving_proto_field_name=True)
+            print(json.dumps(told), flush=True)
         elif isinstance(response, pb.SetWeightsResponse):
             weights = " ".join(f"{name}={weight:g}" for name, weight in response.weight.items())
             print(f"{options.graph}/{options.node}: {weights} (revision {response.revision})")

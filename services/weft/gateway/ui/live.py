@@ -21,14 +21,14 @@ from weft.v2.client.v2_client import Metadata
 from weft_protos import graph_service_pb2 as pb
 
 #: Pause between two ticks, the time over which rates are taken, and how often the router's index is read.
-PERIOD_S, WINDOW_S, INDEX_PERIOD_S = 1.0, 5.0, 5.0
+PERIOD_S, WINDOW_S, INDEX_PERIOD_S = 1.0, 5.0, 10.0
 TIMEOUT_S = 5.0
 MAX_VIEWERS = 16
 _MAX_REQUESTS = 50
 #: Statuses of a key that is not valid, or lacks the right.
 _DENIED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 #: A metrics page that took a second to read is read again after so many: a router with 1,000 graphs has megabytes.
-_PAGES_PERIOD_S, _REST = 2.0, 50
+_PAGES_PERIOD_S, _REST = 2.0, 100
 #: Pages of before a time in which nobody looked are not compared with.
 _STALE_S = 60.0
 _GAUGES = re.compile(

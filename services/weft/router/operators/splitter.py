@@ -198,11 +198,10 @@ def _faults(node: NodeDefinition) -> Iterator[tuple[str, str]]:
     for name, value in limits:
         if not 0 < value <= _GREATEST.get(name, 0.5):
             yield f".guard.{name}", f"'{name}' is {value:g}; give a number above 0 to {_GREATEST.get(name, 0.5):g}"
-    if guard.HasField("min_agreement") and not any(
-        one.message.shadow.HasField("mirror_compare") for one in node.shadows
-    ):
-        text = "'min_agreement' needs answers that are compared; give the splitter a step with 'shadow { percent: 10 "
-        yield ".guard.min_agreement", text + "mirror_compare { } }'"
+    is_compared = any(one.message.shadow.HasField("mirror_compare") for one in node.shadows)
+    if guard.HasField("min_agreement") and not is_compared:
+        cure = "give the splitter a step with 'shadow { percent: 10 mirror_compare { } }'"
+        yield ".guard.min_agreement", f"'min_agreement' needs answers that are compared; {cure}"
 
 
 def _rollout(scope: Scope) -> RolloutPlan | None:

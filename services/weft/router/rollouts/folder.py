@@ -8,7 +8,6 @@ from pathlib import Path
 
 from weft.base.observing.logs import get_logger
 from weft.base.processes.owned_folder import owned_folder
-from weft.jobs.atomic_files import replace_file
 from weft.router.rollouts.shared import Document
 
 STATE = "state.json"
@@ -39,7 +38,8 @@ class FolderState:
             document = self._read(path)
             document.owner = self._owner(path.with_name("owner"))
             if edit(document):
-                replace_file(path, document.text.encode())
+                path.with_suffix(".new").write_text(document.text)
+                path.with_suffix(".new").replace(path)
         return document
 
     def close(self) -> None:

@@ -166,11 +166,9 @@ def apply(
         raise InvalidArgumentError(f"no action '{action}' of a rollout; give one of {', '.join(_ACTIONS)}")
     phase, possible = _ACTIONS[action]
     if state.phase not in possible:
-        text = (
-            f"the rollout of '{plan.candidate}' is {state.phase}; {action} is for one that is {' or '.join(possible)}"
-        )
-        is_over = state.phase not in (RUNNING, PAUSED)
-        raise InvalidArgumentError(text + "; another candidate or rollout in the file begins anew" * is_over)
+        text = f"the rollout of '{plan.candidate}' is {state.phase}, and {action} is for: {', '.join(possible)}"
+        cure = "" if state.phase in (RUNNING, PAUSED) else "; another candidate or rollout in the file begins anew"
+        raise InvalidArgumentError(text + cure)
     verdict = f"{action} by {who or 'hand'}"
     if action == "PROMOTE" and plan.shares:
         return _to_next(plan, state, verdict, now_unix_ns, candidate, baseline)
@@ -218,49 +216,36 @@ def examine(plan: RolloutPlan, state: RolloutState, candidate: ArmCounts, baseli
 
 
 def _examined(name: str, allowed: float, candidate: ArmCounts, baseline: ArmCounts, log_level: float) -> GuardResult:
-    mine, base = _outcomes(name, allowed, candidate), _outcomes(name, allowed, baseline)
-    is_p99, is_least = name.startswith("max_p99"), name.startswith("min")
+    bad, num, unit, measured, text = _outcomes(name, allowed, candidate)
+    base_bad, num_base, _, base, base_text = _outcomes(name, allowed, baseline)
+    is_p99, is_least, is_shared = name.startswith("max_p99"), name.startswith("min"), False
     rate = TAIL if is_p99 else 1.0 - allowed if is_least else allowed
-    lower, upper, is_shared, measured = nan, nan, False, mine.value
     if name == "max_p99_ratio":
-        wealth = log_wealth_of_slower(candidate.runs_by_bin, baseline.runs_by_bin, allowed) if base.num else 0.0
-        measured /= base.value
+        wealth = log_wealth_of_slower(candidate.runs_by_bin, baseline.runs_by_bin, allowed) if num_base else 0.0
+        measured /= base
     else:
-        wealth = float(log_wealth(mine.bad, mine.num, rate))
-        is_shared = wealth >= -log_level and not is_least and base.bad > rate * base.num
-        is_shared = is_shared and log_wealth_of_worse(mine.bad, mine.num, base.bad, base.num) < -log_level
-    if not is_p99:
-        lower, upper = bounds(mine.bad, mine.num, log_level)
-        lower, upper = (1.0 - upper, 1.0 - lower) if is_least else (lower, upper)
-    figures = f"{mine.text} over {mine.num:,} {mine.unit} of the candidate"
-    figures += f", {base.text} over {base.num:,} of the baseline" if base.num else ""
+        wealth = float(log_wealth(bad, num, rate))
+        is_shared = wealth >= -log_level and not is_least and base_bad > rate * num_base
+        is_shared = is_shared and log_wealth_of_worse(bad, num, base_bad, num_base) < -log_level
+    lower, upper = (nan, nan) if is_p99 else bounds(bad, num, log_level)
+    bound = (1.0 - upper, 1.0 - lower) if is_least else (lower, upper)
+    figures = f"{text} over {num:,} {unit} of the candidate"
+    figures += f", {base_text} over {num_base:,} of the baseline" if num_base else ""
     is_broken, needed = wealth >= -log_level and not is_shared, num_needed(rate, log_level)
-    return GuardResult(
-        name, allowed, measured, lower, upper, is_broken, is_shared, mine.num, needed, mine.unit, figures
-    )
+    return GuardResult(name, allowed, measured, *bound, is_broken, is_shared, num, needed, unit, figures)
 
 
-class _Outcomes(NamedTuple):
-    """What one side did of what a limit is about; ``bad`` are the outcomes that the limit is against."""
-
-    bad: float
-    num: int
-    unit: str
-    value: float
-    text: str
-
-
-def _outcomes(name: str, allowed: float, arm: ArmCounts) -> _Outcomes:
-    bad, num, unit = float(arm.num_errors), arm.num_requests, "requests"
+def _outcomes(name: str, allowed: float, arm: ArmCounts) -> tuple[float, int, str, float, str]:
+    """Of one side: outcomes that the limit is against, all outcomes and their name, its value, and that in words."""
     if name.startswith("max_p99"):
         first, p99_ms = ceil(log(allowed * 1e6) * BINS_PER_LOG), arm.quantile_ms(1.0 - TAIL)
         bad = sum(count for at, count in arm.runs_by_bin.items() if at >= first)  # in bins above the limit as a whole
-        return _Outcomes(bad, num, unit, p99_ms, f"p99 {p99_ms:.4g} ms")
+        return bad, arm.num_requests, "requests", p99_ms, f"p99 {p99_ms:.4g} ms"
     if name == "max_error_rate":
-        return _Outcomes(bad, num, unit, bad / num if num else nan, f"errors {bad / num if num else nan:.2%}")
-    if name == "min_score":
-        bad, num, unit = arm.num_scores - arm.score_sum, arm.num_scores, "scores"
-    else:
-        bad, num, unit = arm.num_compared - arm.num_agreed, arm.num_compared, "comparisons"
-    value = 1.0 - bad / num if num else nan
-    return _Outcomes(bad, num, unit, value, f"{name.removeprefix('min_')} {value:.3f}")
+        rate = arm.num_errors / arm.num_requests if arm.num_requests else nan
+        return arm.num_errors, arm.num_requests, "requests", rate, f"errors {rate:.2%}"
+    good, num, unit, what = arm.score_sum, arm.num_scores, "scores", "score"
+    if name == "min_agreement":
+        good, num, unit, what = arm.num_agreed, arm.num_compared, "comparisons", "agreement"
+    mean = good / num if num else nan
+    return num - good, num, unit, mean, f"{what} {mean:.3f}"

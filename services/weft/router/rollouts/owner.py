@@ -5,8 +5,8 @@ import contextlib
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
@@ -18,7 +18,7 @@ from weft.router.rollouts.folder import FolderState
 from weft.router.rollouts.lease import LeaseState
 from weft.router.rollouts.machine import PROMOTED, RUNNING, advance, apply
 from weft.router.rollouts.place import LEASE
-from weft.router.rollouts.shared import Document, Json, SharedState, is_open, plan_of, state_of
+from weft.router.rollouts.shared import Document, Json, SharedState, is_open, plan_of, revision_of, state_of
 from weft.router.rollouts.store import Rollout, RolloutStore
 
 #: After how many periods all members follow a decision.
@@ -52,6 +52,7 @@ class RolloutMember:
         self._lock = asyncio.Lock()
         self.rollouts: dict[str, Rollout] = {}
         self._decided: list[str] = []  # in the last edit
+        self._told: Json = {}
         self._failure = ""
         self._following: asyncio.Task[None] | None = None
 
@@ -79,8 +80,8 @@ class RolloutMember:
             self.rollouts |= {one.key: one for one in (*self._store, *rollouts)}
             for key in list(self.rollouts)[:-MAX_KEPT]:
                 del self.rollouts[key]
-            own = {key: _entry(one) for key, one in self.rollouts.items()}
-            edit = partial(self._edit, own, rollouts[0].key if action else "", action, who)
+            counts = {key: [_copied(one.candidate), _copied(one.baseline)] for key, one in self.rollouts.items()}
+            edit = partial(self._edit, counts, rollouts[0].key if action else "", action, who)
             try:
                 document = await asyncio.to_thread(self._shared.change, edit)
             except OSError as error:
@@ -104,56 +105,59 @@ class RolloutMember:
                 fault = None if isinstance(error, UnavailableError) else error
                 _log.error("rollouts stay as they are: %s", error, exc_info=fault)
 
-    def _edit(self, own: Mapping[str, Json], key: str, action: str, who: str, document: Document) -> bool:
+    def _edit(self, counts: dict[str, Json], key: str, action: str, who: str, document: Document) -> bool:
         """Put what this member knows into the document, then act or decide; runs on a thread, maybe again."""
-        before, now, rollouts = document.text, self._clock_ns(), document.rollouts
-        self._decided = []
-        for name, entry in own.items():
-            if name not in rollouts or rollouts[name]["state"]["revision"] < entry["state"]["revision"]:
-                rollouts[name] = {**entry, "counts": []}  # it is new, or the document was lost
-                rollouts[name]["state"]["changed_unix_ns"] = entry["state"]["changed_unix_ns"] or now
-        document.counts[self._shared.member] = {name: entry["counts"] for name, entry in own.items()}
+        rollouts, now, self._decided = document.rollouts, self._clock_ns(), []
+        known = [self.rollouts[name] for name in counts]
+        news = [one for one in known if one.state.revision > revision_of(rollouts, one.key)]
+        for one in news:  # it is new, or the document was lost
+            state = replace(one.state, changed_unix_ns=one.state.changed_unix_ns or now).to_json()
+            named = {"graph": one.graph, "node": one.node, "plan": asdict(one.plan)}
+            rollouts[one.key] = {**named, "state": state, "counts": [], "from_unix_ns": 0}
+        own = {name: told for name, told in counts.items() if is_open(rollouts.get(name))}
+        has_news = bool(news) or own != self._told
+        document.counts[self._shared.member] = own
         is_alone = len(document.counts) == 1
         for name, entry in rollouts.items():
-            plan, state, (candidate, baseline) = plan_of(entry), state_of(entry), sums_of(name, document)
-            after = state
-            if name == key:
-                after = apply(action, plan, state, candidate, baseline, now, who)
-            elif document.owner == self._shared.member:
-                after = advance(plan, state, candidate, baseline, now)
-            if after.revision != state.revision:
-                entry["state"], entry["counts"] = after.to_json(), [candidate.to_json(), baseline.to_json()]
-                entry["from_unix_ns"] = now + int(_SETTLED * self._shared.period_s * 1e9) * (not is_alone)
-                self._decided.append(name)
+            if name == key or (is_open(entry) and document.owner == self._shared.member):
+                plan, state, (candidate, baseline) = plan_of(entry), state_of(entry), sums_of(name, document)
+                look = partial(apply, action, who=who) if name == key else advance
+                after = look(plan, state, candidate=candidate, baseline=baseline, now_unix_ns=now)
+                if after.revision != state.revision:
+                    entry["state"], entry["counts"] = after.to_json(), [candidate.to_json(), baseline.to_json()]
+                    entry["from_unix_ns"] = now + int(_SETTLED * self._shared.period_s * 1e9) * (not is_alone)
+                    self._decided.append(name)
         for name in sorted(rollouts, key=lambda name: rollouts[name]["state"]["changed_unix_ns"])[:-MAX_KEPT]:
             del rollouts[name]
         for member, told in list(document.counts.items()):
             document.counts[member] = {name: one for name, one in told.items() if is_open(rollouts.get(name))}
             if not document.counts[member]:
                 del document.counts[member]
-        return document.text != before
+        return has_news or bool(self._decided)
 
     def _take(self, document: Document) -> None:
         loop = asyncio.get_running_loop()
+        self._told = document.counts.get(self._shared.member, {})
         for key, entry in document.rollouts.items():
-            state = self._store.states[key] = state_of(entry)
+            state = self._store.states.get(key)
+            if state is None or state.revision != entry["state"]["revision"]:
+                state = self._store.states[key] = state_of(entry)
             if (rollout := self.rollouts.get(key)) is not None:
                 wait_s = (entry["from_unix_ns"] - self._clock_ns()) / 1e9
                 if wait_s <= 0:
                     rollout.follow(state)
                 else:  # with the others, so that a user does not move back and forth between them
                     loop.call_later(min(wait_s, 2 * self._shared.period_s), rollout.follow, state)
-        for entry in map(document.rollouts.__getitem__, self._decided):
+        for entry in (document.rollouts[key] for key in self._decided):
             state = state_of(entry)
             log = _log.info if state.phase in (RUNNING, PROMOTED) else _log.warning
             names = (entry["plan"]["candidate"], entry["graph"], entry["node"], state.revision, state.phase)
             log("rollout of '%s' in graph '%s', node '%s', revision %d, %s: %s", *names, state.verdict)
 
 
-def _entry(one: Rollout) -> Json:
-    counts = [one.candidate.to_json(), one.baseline.to_json()]
-    entry = {"graph": one.graph, "node": one.node, "plan": asdict(one.plan), "state": one.state.to_json()}
-    return {**entry, "counts": counts, "from_unix_ns": 0}
+def _copied(counts: ArmCounts) -> Json:
+    """As JSON types that do not change while a thread reads them."""
+    return counts.to_json() | {"runs_by_bin": dict(counts.runs_by_bin)}
 
 
 def sums_of(key: str, document: Document) -> tuple[ArmCounts, ArmCounts]:

@@ -1,7 +1,7 @@
 """What the routers of a group share about rollouts."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -40,7 +40,7 @@ class Document:
             if content["format"] != _FORMAT:
                 raise ValueError(f"its format is {content['format']!r}, not {_FORMAT}")
             for entry in content["rollouts"].values():
-                plan_of(entry), state_of(entry), entry["from_unix_ns"]
+                plan_of(entry), entry["state"]["revision"], entry["from_unix_ns"]
             return cls(content["rollouts"], content["counts"])
         except (AttributeError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"no router wrote it: {error!r}") from error
@@ -55,6 +55,11 @@ def plan_of(entry: Json) -> RolloutPlan:
 def state_of(entry: Json) -> RolloutState:
     """The state in an entry of ``rollouts``."""
     return RolloutState.from_json(entry["state"])
+
+
+def revision_of(rollouts: Mapping[str, Json], key: str) -> int:
+    """Of a rollout's state; -1 if it is not there."""
+    return rollouts[key]["state"]["revision"] if key in rollouts else -1
 
 
 def is_open(entry: Json) -> bool:

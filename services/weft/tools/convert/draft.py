@@ -227,7 +227,7 @@ def _step(step: DraftStep) -> pb.Step:
     message.MergeFrom(
         pb.Step(
             name=step.name,
-            weight=step.weight or 0.0,
+            weight=step.weight or None,
             case=step.cases,
             when=step.when,
             otherwise=step.is_otherwise,

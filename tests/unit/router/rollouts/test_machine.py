@@ -131,11 +131,11 @@ def test_people_decide_where_that_makes_sense() -> None:
     aborted = apply("ABORT", PLAN, over, *counts)
     assert (PROMOTED, ABORTED, 5) == (over.phase, aborted.phase, aborted.revision)
     for action, state, text in (
-        ("RESUME", running, "the rollout of 'new' is RUNNING; RESUME is for one that is PAUSED"),
+        ("RESUME", running, "the rollout of 'new' is RUNNING, and RESUME is for: PAUSED"),
         (
             "PAUSE",
             aborted,
-            "is ABORTED; PAUSE is for one that is RUNNING; another candidate or rollout in the file begins anew",
+            "is ABORTED, and PAUSE is for: RUNNING; another candidate or rollout in the file begins anew",
         ),
         ("STOP", running, "no action 'STOP' of a rollout; give one of PAUSE, RESUME, PROMOTE, ABORT"),
     ):
