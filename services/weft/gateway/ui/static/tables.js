@@ -80,8 +80,9 @@ export async function models(main, _, signal) {
     parts.forEach(([, part], i) => part.fill(all[i]));
   };
   await fill();
-  const timer = setInterval(() => void fill().catch(() => {}), EVERY_MS); // the banner says what is wrong
-  live.addEventListener("state", fill, { signal });
+  const again = () => void fill().catch(() => {}); // the banner says what is wrong
+  const timer = setInterval(again, EVERY_MS);
+  live.addEventListener("state", again, { signal });
   signal.addEventListener("abort", () => clearInterval(timer));
   main.replaceChildren(h("div.sheet", {}, h("h1", {}, "Models and machines"), parts.map(([title, part]) => h("section", {}, h("h2", {}, title), part.node))));
 }

@@ -3,7 +3,7 @@ import { address, call, encode, events, facts, folded, h, histogram, key, latest
 import { Picture } from "./graphs.js";
 import { waterfall } from "./tables.js";
 
-const [TRACE_TRIES, TRACE_EVERY_MS] = [6, 500];
+const [SIDE, TRACE_TRIES, TRACE_EVERY_MS] = [224, 6, 500];
 
 export async function attempt(main, [chosen], signal) {
   const ready = latest.state.index.filter((one) => one.state === "READY");
@@ -50,7 +50,7 @@ function form(config, graph, result, choice, signal) {
       result.querySelector(".note")?.remove();
       if (own.aborted) return;
       result.prepend(h("p.error", { role: "alert" }, `▲ ${error.message}`));
-      if (error.status) result.append(...h("div", {}, way(graph, await traceOf(graph, asked.id, own))).children);
+      if (error.status) result.append(...h("div", {}, way(graph, await traceOf(graph, asked.id, own).catch(() => []))).children);
     }
   };
   const explain = async ({ fields, parameters: { priority = null, timeout, ...parameters }, headers }, tell) => {
@@ -126,8 +126,6 @@ function output({ name, datatype, shape, data }) {
   return [h("h3", {}, name, " ", h("small", {}, `${datatype} [${shape}]`)), isChart ? histogram(data.map((value, i) => [i, value]))
     : datatype === "BYTES" ? data.map((one) => h("pre", {}, one)) : h("pre", {}, JSON.stringify(data))];
 }
-
-const SIDE = 224;
 
 function parsed(text, what) {
   try {
