@@ -29,8 +29,6 @@ _MAX_REQUESTS = 50
 _DENIED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 #: A metrics page that took a second to read is read again after so many: a router with 1,000 graphs has megabytes.
 _PAGES_PERIOD_S, _REST = 2.0, 100
-#: Pages of before a time in which nobody looked are not compared with.
-_STALE_S = 60.0
 _GAUGES = re.compile(
     r"nv_gpu_|weft_warm_model|weft_instance_restarts_total|weft_endpoint_(state|inflight|picks_total)|vllm:(kv_|num_req)"
 )
@@ -168,8 +166,9 @@ class MetricPages:
 
     async def _read(self) -> None:
         start_s = time.monotonic()
-        old = self._pages if start_s < self._next_s + _STALE_S else {}
+        # Rates need a second reading soon, and none is over the time in which nobody looked.
+        old = self._pages if start_s < self._next_s + 2 * _PAGES_PERIOD_S else {}
         self._pages = await asyncio.to_thread(scrape, self._addresses)
         self._frame = frame_of(self._addresses, old or self._pages, self._pages)
-        rest_s = _REST * (time.monotonic() - start_s) if old else 0.0  # rates need a second page
-        self._next_s = start_s + max(_PAGES_PERIOD_S, rest_s)
+        took_s = time.monotonic() - start_s
+        self._next_s = start_s + (max(_PAGES_PERIOD_S, _REST * took_s) if old else _PAGES_PERIOD_S)
