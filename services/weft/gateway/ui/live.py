@@ -1,6 +1,7 @@
 """The stream of the page; what several viewers with one key look at is asked for once."""
 
 import asyncio
+import json
 import math
 import re
 import time
@@ -133,7 +134,9 @@ class Live:
             found = await self.ask("Rollout", pb.RolloutRequest(), identity)
         except WeftError:  # there are none; what else is wrong is wrong of the next question too
             return []
-        return [to_json(one) for one in found.rollout]
+        told = json.dumps([to_json(one) for one in found.rollout])
+        known: list[Event] = json.loads(told, parse_constant=lambda _: None)  # JSON has no NaN
+        return known
 
 
 class MetricPages:

@@ -6,8 +6,7 @@ import { attempt } from "./try.js";
 
 const VIEWS = { graphs, try: attempt, requests, models, api };
 const [main, link, banner, total] = ["main", "link", "banner", "total"].map((id) => document.getElementById(id));
-let leave = new AbortController();
-let shown;
+let [leave, shown] = [new AbortController(), ""];
 
 /** Shows the view of the address; a view's listeners end with its signal. */
 async function show() {

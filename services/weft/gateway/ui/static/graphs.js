@@ -134,7 +134,7 @@ function rollout(card, { graph, node, candidate }) {
   return (now) => {
     put(stand, h("div", {}, pill(now.phase), ` ${num(now.percent)} % of the requests · step ${now.step + 1} of ${now.num_steps} · since `
       + clock(now.changed_unix_ns / 1e6), track(bar(now.percent / 100))));
-    put(verdict, [now.verdict, ...now.history.toReversed()].join("\n"));
+    put(verdict, [...new Set([now.verdict, ...now.history.toReversed()])].join("\n"));
     sides.fill([{ side: "candidate", ...now.candidate_arm }, { side: "baseline", ...now.baseline_arm }]);
     guards.fill(now.guard);
     const useless = { PAUSED: "pause", RUNNING: "resume" }[now.phase];
