@@ -92,8 +92,10 @@ def test_a_form_answers_as_the_command_line(
         page.get_by_role("textbox", name=name).fill(text)
     if not fields:
         page.get_by_label("File for IMAGE").set_input_files(DIGIT)
+    page.get_by_text("Priority, timeout, headers").click()
+    page.get_by_role("textbox", name="headers").fill("x-user-id: ann")
     command = [sys.executable, "-m", "weft.cli", "infer", graph, "--json", "--url", loaded.endpoints["router"].grpc]
-    expected = json.loads(subprocess.check_output([*command, *arguments]))
+    expected = json.loads(subprocess.check_output([*command, "--header", "x-user-id=ann", *arguments]))
     with page.expect_response(re.compile("/infer$")) as response:
         page.get_by_role("button", name="Send").click()
     answer = page.get_by_role("region", name="Answer")
@@ -164,7 +166,7 @@ def test_markup_stays_text(loaded: Mesh, open_page: Callable[..., Any]) -> None:
 
     page.goto(loaded.url + "#/requests")
     page.get_by_label("Which requests").select_option("failed")
-    page.get_by_role("link", name=MARKUP).first.click()
+    page.get_by_role("row", name=MARKUP).get_by_role("link").first.click()
     page.get_by_role("region", name="One request").get_by_text("the step failed " + MARKUP).first.wait_for()
     assert 0 == page.locator("main :is(img, script, b[onclick])").count()
 

@@ -132,6 +132,9 @@ class _Page:
 
     async def _explain(self, request: Request, context: RequestContext) -> ASGIApp:
         body, identity = await self._body(request, context), context.identity()
+        for field in ("inputs", "parameters", "headers"):
+            if not isinstance(body.get(field) or {}, dict):
+                raise RequestError(f"'{field}' must be an object, got {type(body[field]).__name__}", param=field)
         asked = graph_pb.GraphSourceRequest(graph=str(body.get("graph", "")))
         source = await self._live.ask("GraphSource", asked, identity)
         signatures = await self._live.ask("TargetSignatures", graph_pb.TargetSignaturesRequest(), identity)
@@ -203,7 +206,10 @@ async def _explained(
         if body.get(name) is not None:
             arguments.append(f"--{name.replace('_', '-')}={body[name]}")
     command = (sys.executable, "-P", "-m", "weft.cli", "explain", *arguments)
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+    try:
+        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+    except (OSError, ValueError) as error:  # longer than arguments may be, or with a zero byte
+        raise RequestError(f"the request cannot be explained: {error}") from error
     try:
         async with asyncio.timeout(_EXPLAIN_TIMEOUT_S):
             text, told = await process.communicate()

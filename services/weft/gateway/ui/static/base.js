@@ -67,7 +67,7 @@ export const track = (...bars) => h("div.track", { "aria-hidden": "true" }, bars
 export function histogram(pairs) {
   const most = Math.max(...pairs.map(([, value]) => value), 1e-9);
   return h("div.histogram", {}, pairs.map(([name, value]) =>
-    [h("span.n", {}, String(name)), track(bar(value / most)), h("span.n", {}, value.toLocaleString("en", { maximumSignificantDigits: 3 }))]));
+    [h("span.n", {}, String(name)), track(bar(value / most)), h("span.n", {}, value && value < 0.001 ? value.toExponential(1) : value.toLocaleString("en", { maximumSignificantDigits: 3 }))]));
 }
 
 /** Names and values as a list; those without a value are left out. */
