@@ -1,5 +1,6 @@
 """Where a group of routers keeps its rollouts: one owner at a time, and no change is lost."""
 
+import fcntl
 import json
 import logging
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from tests.unit.router.rollouts.kubernetes import Leases, serving_leases
 
 from weft.language.rollouts import RolloutPlan
+from weft.router.rollouts import folder
 from weft.router.rollouts.folder import FolderState
 from weft.router.rollouts.lease import LeaseState
 from weft.router.rollouts.machine import begin
@@ -110,6 +112,17 @@ def test_a_folder_is_made_when_there_is_something_to_keep(tmp_path: Path) -> Non
     state.change(add)
     assert "*\n" == (tmp_path / ".weft" / "rollouts" / ".gitignore").read_text()
     state.close()
+
+
+def test_a_member_that_hangs_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it changes the document their looks fail, after a time, and go on when it does."""
+    monkeypatch.setattr(folder, "_MAX_WAIT_S", 0.0)
+    state = FolderState(tmp_path, "one")
+    with (tmp_path / "state.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match=r"state.lock is held by another process"):
+            state.change(lambda document: True)
+    assert "one" == state.change(lambda document: True).owner
 
 
 def test_the_kernel_frees_what_a_killed_owner_held(tmp_path: Path) -> None:
