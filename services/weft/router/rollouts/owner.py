@@ -24,7 +24,7 @@ from weft.router.rollouts.store import Rollout, RolloutStore
 #: After how many periods all members follow a decision.
 _SETTLED = 1.5
 #: Rollouts that are remembered when no graph has them any more, by a router and in the shared state.
-MAX_KEPT = 100
+MAX_KEPT = 50
 
 _log = get_logger("weft.router.rollouts")
 
@@ -145,6 +145,8 @@ class RolloutMember:
             state = self._store.states.get(key)
             if state is None or state.revision != entry["state"]["revision"]:
                 state = self._store.states[key] = state_of(entry)
+                for old in list(self._store.states)[: -10 * MAX_KEPT]:
+                    del self._store.states[old]
             if (rollout := self.rollouts.get(key)) is not None:
                 wait_s = (entry["from_unix_ns"] - self._clock_ns()) / 1e9
                 if wait_s <= 0:
