@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         told = MessageToDict(response, always_print_fields_with_no_presence=True, preserving_proto_field_name=True)
         print(json.dumps(told))
     elif isinstance(response, pb.SetWeightsResponse):
-        weights = " ".join(f"{name}={weight:g}" for name, weight in response.weight.items())
+        weights = " ".join(f"{name}={weight:g}" for name, weight in sorted(response.weight.items()))
         print(f"{options.graph}/{options.node}: {weights} (revision {response.revision})")
     else:
         print("\n\n".join(map(_text, response.rollout)) or "no rollouts")
