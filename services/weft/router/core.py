@@ -169,16 +169,6 @@ class RouterCore:
 
     def extension(self) -> Extension:
         """The service ``weft.graph.GraphService``, and the router's own metrics."""
-        servicer = GraphServicer(
-            self._graphs,
-            self._runtime.bandits,
-            self._catalog,
-            self._observer,
-            self.record,
-            self._rollouts,
-            self._change_weights,
-            self.siblings,
-        )
         collectors = (
             self._recordings,
             RolloutCollector(self._rollouts),
@@ -190,12 +180,25 @@ class RouterCore:
             ModelMetricsCollector(self._metrics_from),
         )
         return Extension(
-            servicer.add_to,
+            self.graph_service().add_to,
             collectors,
             self._check_early,
             own_statistics=self._own_statistics,
             is_serving=self._is_serving,
             pass_on=self.pass_on_settings,
+        )
+
+    def graph_service(self) -> GraphServicer:
+        """What answers ``weft.graph.GraphService``."""
+        return GraphServicer(
+            self._graphs,
+            self._runtime.bandits,
+            self._catalog,
+            self._observer,
+            self.record,
+            self._rollouts,
+            self._change_weights,
+            self.siblings,
         )
 
     def is_ready(self) -> bool:

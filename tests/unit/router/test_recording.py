@@ -311,7 +311,7 @@ async def test_who_may_not_use_a_graph_does_not_see_its_recording(tmp_path: Path
     async with served(tmp_path) as s:
         await s.record("START", percent=1)
         await s.record("START", "talk", percent=1)
-        servicer = GraphServicer(s.core._graphs, s.core._runtime.bandits, s.core._catalog, s.core.record)
+        servicer = s.core.graph_service()
         CALLER.set(Principal(grant, Counter(), lambda: 0.0, lambda: None))
         every = await servicer.Recording(pb.RecordingRequest(), None)
         assert ["talk"] == [one.graph for one in every.recording]
