@@ -20,7 +20,7 @@ from weft.base.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft.base.tensors import WireTensor
 from weft.language.bandit_algorithms import ALGORITHMS, BanditPlan
 from weft.language.plan import NodePlan, StepPlan
-from weft.router.bandits.store import BanditStore, RecentPulls, bandit_choices
+from weft.router.bandits.store import BanditStore, Pulls, RecentPulls, bandit_choices
 from weft.router.combine import METHODS
 from weft.router.operators.cascade import CascadePlan
 from weft.router.operators.ensemble import EnsemblePlan
@@ -143,7 +143,7 @@ def test_every_path_that_is_written_can_be_read(root: Node, num_rows: int) -> No
         try:
             pulls = recent.take("g", "r")
         except NotFoundError:
-            pulls = []
+            pulls = Pulls()
         chosen = [(pull.node, pull.bandit.names[pull.step_index] + "!" * (not pull.has_answered)) for pull in pulls]
         assert sorted(chosen) == sorted(choices(path, plan.root)), path
 
