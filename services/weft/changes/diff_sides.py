@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from weft.base.errors import InvalidArgumentError
-from weft.base.repository.layout import CONFIG_FILENAME, is_folder_name
+from weft.base.repository.layout import CONFIG_FILENAME, is_folder_name, is_version
 from weft.tools.lock import lock_text
 from weft.tools.offline import GRAPH_FILENAME, GRAPH_FOLDER, find_graph, repository_of
 from weft_protos import graph_service_pb2 as pb
@@ -65,6 +65,8 @@ async def fetch_served(router: "V2Client", graph: str, folder: Path) -> Path:
     Returns the file of the signatures that its models have there. Raises WeftError: it does not serve it, or answer.
     """
     name, _, version = graph.partition("/")
+    if version and not is_version(version):
+        raise InvalidArgumentError(f"'{version}' is no version of a graph; write NAME or NAME/NUMBER")
     request = pb.GraphSourceRequest(graph=name, version=int(version or 0))
     found: pb.GraphSourceResponse = await router.graph_service("GraphSource", request, timeout_s=_TIMEOUT_S)
     signatures = await router.graph_service("TargetSignatures", pb.TargetSignaturesRequest(), timeout_s=_TIMEOUT_S)
