@@ -131,6 +131,9 @@ def test_golden_answers_are_written_and_compared(repository: Path, capsys: pytes
     out = capsys.readouterr().out
     assert "0.2" in out
     assert "golden/a.0.json" in out
+    (file.parent / "golden/a.0.json").write_text("<<<<<<< HEAD")
+    assert 1 == main(["test", str(file)])
+    assert "golden/a.0.json is no JSON" in capsys.readouterr().out
 
 
 def test_the_command_tells_coverage_and_writes_junit_and_json(
