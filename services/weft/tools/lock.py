@@ -31,8 +31,9 @@ def lock_text(models: Iterable[pb.ModelSignature], file: str, source: str) -> st
         parts.append(f"\nmodel {{\n  {one_line(identity)} max_batch_size: {model.max_batch_size}\n")
         parts += [f"  input {{ {one_line(tensor)} }}\n" for tensor in model.input]
         parts += [f"  output {{ {one_line(tensor)} }}\n" for tensor in model.output]
-        facts = {"decoupled": model.decoupled, "stateful": model.stateful, "optional_output": model.optional_output}
-        text = one_line(pb.ModelSignature(**facts))
+        flags = pb.ModelSignature(decoupled=model.decoupled, stateful=model.stateful)
+        flags.optional_output.extend(model.optional_output)
+        text = one_line(flags)
         parts.append(f"  {text}\n}}\n" if text else "}\n")
     return "".join(parts)
 

@@ -293,7 +293,8 @@ async def test_an_end_goes_on_without_who_asked(tmp_path: Path, monkeypatch: pyt
     async with served(tmp_path) as s:
         await s.record("START", percent=100)
         await s.ask(1)
-        stopping = asyncio.create_task(s.core._recordings.answer(pb.RecordingRequest(action="STOP", graph="pipe"), b""))
+        stop = pb.RecordingRequest(action=pb.RecordingRequest.STOP, graph="pipe")
+        stopping = asyncio.create_task(s.core._recordings.answer(stop, b""))
         await writing.wait()
         await s.ask(2)
         stopping.cancel()
