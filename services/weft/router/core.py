@@ -274,8 +274,8 @@ class RouterCore:
         with self._admit(served, call.parameters, context) as permit:
             if permit.is_waiting:
                 await self._wait(permit, served)
-            kept = None if self._recordings.active is None else self._recordings.begin(call, context)
             inference = served.begin(call, context)
+            kept = None if self._recordings.active is None else self._recordings.begin(call, context)
             try:
                 result = inference.answer(await inference.work())
             except BaseException as error:
