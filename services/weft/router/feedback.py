@@ -174,7 +174,8 @@ class GraphServicer:
             nodes = ", ".join(one.name for one in rollouts)
             raise InvalidArgumentError(f"graph '{request.graph}' has rollouts of nodes {nodes}; give one 'node'")
         document = await self._rollouts.look(*rollouts, action=action, who=caller_name())
-        return pb.RolloutResponse(rollout=[_rollout_message(one, document) for one in rollouts])
+        found = await asyncio.to_thread(lambda: [_rollout_message(one, document) for one in rollouts])
+        return pb.RolloutResponse(rollout=found)
 
     @_answering
     async def SetWeights(self, request: pb.SetWeightsRequest, context: Context) -> pb.SetWeightsResponse:

@@ -53,10 +53,10 @@ async def _asked(options: argparse.Namespace) -> Any:
     if options.action == "weights":
         try:
             weights = {name: float(weight) for name, weight in options.weight}
+            name, _, version = options.graph.partition("/")
+            request = pb.SetWeightsRequest(graph=name, version=int(version or 0), node=options.node, weight=weights)
         except ValueError as error:
-            raise InvalidArgumentError(f"a weight is a number: {error}") from None
-        name, _, version = options.graph.partition("/")
-        request = pb.SetWeightsRequest(graph=name, version=int(version or 0), node=options.node, weight=weights)
+            raise InvalidArgumentError(f"a weight and a version are numbers: {error}") from None
         request.reason, method = options.reason, "SetWeights"
     else:
         action = pb.RolloutRequest.Action.Value(options.action.upper())

@@ -313,7 +313,8 @@ class BanditStore:
         pulls: list[Pull] = []
         for node, plan, step, has_answered in choices:
             rewarded: list[Bandit | Scores] = [] if plan is None else [self._bandit(graph, node, plan)]
-            rewarded += [self.scores[key]] if (key := (graph, node.path)) in self.scores else []
+            scores = self.scores.get((graph, node.path))  # maybe of another version, with other steps
+            rewarded += [scores] if scores is not None and step in scores.names else []
             pulls += [Pull(node.path, one, one.names.index(step), has_answered=has_answered) for one in rewarded]
         return _rewarded(graph, pulls, reward)
 

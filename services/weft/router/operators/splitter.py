@@ -180,6 +180,9 @@ def _faults(node: NodeDefinition) -> Iterator[tuple[str, str]]:
     guard, shares, has_bandit = rollout.guard, list(rollout.steps), node.message.splitter.HasField("bandit")
     if len(names) < 2:
         yield "", "a rollout compares its candidate with other steps; add the step that serves today"
+    others = [step.message for step in node.steps if step.name != _candidate(node)]
+    if others and all(step.HasField("weight") and step.weight == 0 for step in others):
+        yield "", "every step but the candidate has weight 0, and serves whom it does not; one must be above 0"
     if _candidate(node) not in names:
         text = f"'{node.name}' has no step '{rollout.candidate}', which 'candidate' names"
         yield ".candidate", text + suggestion(rollout.candidate, names)

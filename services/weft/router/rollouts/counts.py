@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from math import exp, log, nan
 from typing import Any
 
@@ -60,8 +60,9 @@ class ArmCounts:
         return nan
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON types; keys are the attributes."""
-        return asdict(self)
+        """As JSON types that do not change with the counts; keys are the attributes."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return values | {"runs_by_bin": dict(self.runs_by_bin)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "ArmCounts":

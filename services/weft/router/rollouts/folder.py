@@ -2,15 +2,18 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 from weft.base.observing.logs import get_logger
 from weft.base.processes.owned_folder import owned_folder
 from weft.router.rollouts.shared import Document
 
 STATE = "state.json"
+_MAX_WAIT_S = 5.0
 
 _log = get_logger("weft.router.rollouts")
 
@@ -34,7 +37,7 @@ class FolderState:
             return document
         path = self._made() / STATE
         with path.with_suffix(".lock").open("a") as lock:  # NFS locks what is open for writing
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._wait_for(lock)
             document = self._read(path)
             document.owner = self._owner(path.with_name("owner"))
             if edit(document):
@@ -46,6 +49,17 @@ class FolderState:
         """Free the owner's lock."""
         self._is_owner = False
         self._stack.close()
+
+    def _wait_for(self, lock: IO[str]) -> None:
+        """Raises TimeoutError: a member that hangs holds it; this one must still be able to begin and to end."""
+        until_s = time.monotonic() + _MAX_WAIT_S
+        while True:
+            try:
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until_s:
+                    raise TimeoutError(f"{lock.name} is held by another process for {_MAX_WAIT_S:g} s") from None
+                time.sleep(0.005)
 
     def _made(self) -> Path:
         if self._folder is None:

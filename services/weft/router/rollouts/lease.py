@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
@@ -18,6 +19,8 @@ from weft.router.rollouts.shared import Document, Json
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _STATE, _DAMAGED = "weft.dev/rollouts", "weft.dev/rollouts-damaged"
 _TIMEOUT_S = 5.0
+#: A longer document leaves out what it can; Kubernetes takes 256 KiB.
+_MAX_CHARS = 1 << 17
 #: How often one change is tried while others change the Lease, too.
 _MAX_TRIES = 20
 
@@ -66,6 +69,8 @@ class LeaseState:
             document = self._document(lease)
             document.owner = lease["spec"]["holderIdentity"]
             if is_changed := edit(document):
+                if len(document.text) > _MAX_CHARS:
+                    document.drop_counts()
                 lease["metadata"].setdefault("annotations", {})[_STATE] = document.text
             if not (is_changed or is_owner):
                 return document
@@ -90,8 +95,12 @@ class LeaseState:
             tls = ssl.create_default_context(cafile=self._account / "ca.crt") if self._all[:5] == "https" else None
         url = self._all if method == "POST" else f"{self._all}/{self._name}"
         request = Request(url, body and json.dumps(body).encode(), headers, method=method)  # noqa: S310  # as given
-        with build_opener(ProxyHandler({}), HTTPSHandler(context=tls)).open(request, timeout=_TIMEOUT_S) as response:
-            return json.load(response)
+        opener = build_opener(ProxyHandler({}), HTTPSHandler(context=tls))
+        try:
+            with opener.open(request, timeout=_TIMEOUT_S) as response:
+                return json.load(response)
+        except (HTTPException, ValueError) as error:
+            raise OSError(f"{url} does not answer as an API server: {error!r}") from error
 
     def _lease(self) -> Json:
         """The Lease, made if there is none."""

@@ -142,7 +142,11 @@ def advance(
     if broken := [f"{one.limit} is {one.allowed:g}: {one.figures}" for one in results if one.is_broken]:
         phase, did = (PAUSED, "paused") if plan.pauses else (ROLLED_BACK, "rolled back")
         return _decided(state, phase, f"{did} {at}: {'; '.join(broken)}", now_unix_ns, candidate, baseline)
-    waits = _waits(plan, results, (candidate - state.candidate_before).num_requests)
+    num_requests = (candidate - state.candidate_before).num_requests
+    if state.step and share_now(plan, state) == 1.0:  # a shadow of the candidate has nothing to be compared with
+        seen = {"num": num_requests, "unit": "requests"}
+        results = [one._replace(**seen) if one.unit == "comparisons" else one for one in results]
+    waits = _waits(plan, results, num_requests)
     left_s = plan.every_s - (now_unix_ns - state.changed_unix_ns) / 1e9
     if left_s > 0 and not waits:
         waits = [f"{left_s:.0f} s of this share are left"]
@@ -198,7 +202,7 @@ def _waits(plan: RolloutPlan, results: list[GuardResult], num_requests: int) -> 
     waits = [f"{one.figures}; {one.limit} is {one.allowed:g}, and neither keeps it" for one in results if one.is_shared]
     needs = {one.unit: (one.num, one.needed) for one in sorted(results, key=lambda one: one.needed)}
     if plan.min_requests:
-        needs = {"requests": (num_requests, plan.min_requests)}
+        needs["requests"] = num_requests, plan.min_requests
     texts = [f"{num:,} of {needed:,} {unit}" for unit, (num, needed) in needs.items() if num < needed]
     return waits + [f"{text} of the candidate at this share" for text in texts]
 

@@ -24,7 +24,7 @@ from weft.router.rollouts.store import Rollout, RolloutStore
 #: After how many periods all members follow a decision.
 _SETTLED = 1.5
 #: Rollouts that are remembered when no graph has them any more, by a router and in the shared state.
-MAX_KEPT = 100
+MAX_KEPT = 50
 
 _log = get_logger("weft.router.rollouts")
 
@@ -82,10 +82,10 @@ class RolloutMember:
         UnavailableError.
         """
         async with self._lock:
-            self.rollouts |= {one.key: one for one in (*self._store, *rollouts)}
-            for key in list(self.rollouts)[:-MAX_KEPT]:
+            self.rollouts |= (loaded := {one.key: one for one in (*self._store, *rollouts)})
+            for key in [key for key in self.rollouts if key not in loaded][:-MAX_KEPT]:
                 del self.rollouts[key]
-            counts = {key: [_copied(one.candidate), _copied(one.baseline)] for key, one in self.rollouts.items()}
+            counts = {key: [one.candidate.to_json(), one.baseline.to_json()] for key, one in self.rollouts.items()}
             edit = partial(self._edit, counts, rollouts[0].key if action else "", action, who)
             try:
                 document = await asyncio.to_thread(self._shared.change, edit)
@@ -128,11 +128,14 @@ class RolloutMember:
                 plan, state, (candidate, baseline) = plan_of(entry), state_of(entry), sums_of(name, document)
                 look = partial(apply, action, who=who) if name == key else advance
                 after = look(plan, state, candidate=candidate, baseline=baseline, now_unix_ns=now)
+                if replace(after, verdict=state.verdict) != state:
+                    has_news, entry["state"] = True, after.to_json()
                 if after.revision != state.revision:
-                    entry["state"], entry["counts"] = after.to_json(), [candidate.to_json(), baseline.to_json()]
+                    entry["counts"] = [candidate.to_json(), baseline.to_json()]
                     entry["from_unix_ns"] = now + int(_SETTLED * self._shared.period_s * 1e9) * (not is_alone)
                     self._decided.append(name)
-        for name in sorted(rollouts, key=lambda name: rollouts[name]["state"]["changed_unix_ns"])[:-MAX_KEPT]:
+        unknown = sorted(rollouts.keys() - counts.keys(), key=lambda name: rollouts[name]["state"]["changed_unix_ns"])
+        for name in sorted(unknown, key=lambda name: is_open(rollouts[name]))[:-MAX_KEPT]:
             del rollouts[name]
         for member, told in list(document.counts.items()):
             document.counts[member] = {name: one for name, one in told.items() if is_open(rollouts.get(name))}
@@ -147,6 +150,8 @@ class RolloutMember:
             state = self._store.states.get(key)
             if state is None or state.revision != entry["state"]["revision"]:
                 state = self._store.states[key] = state_of(entry)
+                for old in list(self._store.states)[: -10 * MAX_KEPT]:
+                    del self._store.states[old]
             if (rollout := self.rollouts.get(key)) is not None:
                 wait_s = (entry["from_unix_ns"] - self._clock_ns()) / 1e9
                 if wait_s <= 0:
@@ -158,11 +163,6 @@ class RolloutMember:
             log = _log.info if state.phase in (RUNNING, PROMOTED) else _log.warning
             names = (entry["plan"]["candidate"], entry["graph"], entry["node"], state.revision, state.phase)
             log("rollout of '%s' in graph '%s', node '%s', revision %d, %s: %s", *names, state.verdict)
-
-
-def _copied(counts: ArmCounts) -> Json:
-    """As JSON types that do not change while a thread reads them."""
-    return counts.to_json() | {"runs_by_bin": dict(counts.runs_by_bin)}
 
 
 def sums_of(key: str, document: Document) -> tuple[ArmCounts, ArmCounts]:

@@ -32,6 +32,12 @@ class Document:
         """As it is kept, without the owner."""
         return json.dumps({"format": _FORMAT, "rollouts": self.rollouts, "counts": self.counts})
 
+    def drop_counts(self) -> None:
+        """Of rollouts that are over; their verdicts have the figures."""
+        for entry in (one for one in self.rollouts.values() if not is_open(one)):
+            entry["counts"] = []
+            entry["state"] |= {"candidate_before": {}, "baseline_before": {}}
+
     @classmethod
     def parse(cls, text: str | bytes) -> "Document":
         """Read ``text``. Raises ValueError: it is damaged, or of another format."""

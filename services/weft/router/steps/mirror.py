@@ -46,7 +46,7 @@ class Mirror:
         ]
         all_agree = bool(pairs)
         for name, mine, theirs in pairs:
-            if len(theirs.data) > _MAX_BYTES_ON_LOOP:
+            if max(len(mine.data), len(theirs.data)) > _MAX_BYTES_ON_LOOP:
                 does = await asyncio.to_thread(agrees, mine, theirs, self._shadow)
             else:
                 does = agrees(mine, theirs, self._shadow)

@@ -69,8 +69,17 @@ def test_too_little_traffic_waits_and_says_so() -> None:
     assert (RUNNING, 0) == (waiting.phase, waiting.revision)
     assert 1 == look(begin(PLAN, 0), runs(50), BASE, plan=replace(PLAN, min_requests=50)).step
     scored = replace(PLAN, limits={"min_score": 0.5})
-    assert "waits: 0 of" in look(begin(scored, 0), GOOD, BASE, 9999, scored).verdict
+    for plan in (scored, replace(scored, min_requests=50)):  # which are no scores
+        assert "waits: 0 of" in look(begin(plan, 0), GOOD, BASE, 9999, plan).verdict
     assert "waits: 20 s of this share" in look(begin(PLAN, 0), GOOD, BASE, 40).verdict
+
+
+def test_the_last_share_does_not_wait_for_a_shadow_that_is_the_candidate_itself() -> None:
+    """Nothing is compared any more where all answers are the candidate's; until then it is."""
+    plan = replace(PLAN, limits={"min_agreement": 0.9})
+    assert RUNNING == look(replace(begin(plan, 0), step=1), plan=plan).phase
+    assert RUNNING == look(replace(begin(plan, 0), step=2), runs(9), plan=plan).phase
+    assert PROMOTED == look(replace(begin(plan, 0), step=2), plan=plan).phase
 
 
 def test_a_broken_limit_rolls_back_at_the_next_look_or_pauses() -> None:

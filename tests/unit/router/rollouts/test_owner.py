@@ -10,7 +10,7 @@ from tests.unit.router.rollouts.test_shared_state import PLAN
 
 from weft.base.errors import InvalidArgumentError, UnavailableError
 from weft.router.rollouts.folder import FolderState
-from weft.router.rollouts.owner import RolloutMember, sums_of
+from weft.router.rollouts.owner import MAX_KEPT, RolloutMember, sums_of
 from weft.router.rollouts.shared import state_of
 from weft.router.rollouts.store import Rollout, RolloutStore
 
@@ -135,6 +135,33 @@ async def test_a_share_never_goes_back_when_the_document_is_lost(
     assert (1, 1) == (one.state.step, one.state.revision)
     two = await group.join("two")
     assert one.weights == two.weights
+
+
+async def test_tests_that_begin_anew_after_counts_were_lost_go_on(group: Group) -> None:
+    """A candidate is judged by what comes from then on, not only when the old numbers are there again."""
+    one = await group.join("one")
+    serve(one, 500)
+    await group.look("one")
+    assert 1 == one.state.step
+    (group.folder / "state.json").unlink()
+    group.states["one"].close()
+    two = await group.join("two")
+    two.follow(one.state)
+    for _ in range(2):
+        serve(two, 40, 40)
+        await group.look("two")
+    assert "ROLLED_BACK" == two.state.phase
+
+
+async def test_a_rollout_of_a_loaded_graph_is_never_forgotten(group: Group) -> None:
+    """However many others there are, and however long ago it was decided."""
+    one = await group.join("one")
+    await group.members["one"].look(one, action="PROMOTE")
+    many = [group.stores["one"].register("g", f"n{i}", PLAN) for i in range(MAX_KEPT + 1)]
+    group.now_ns += SECOND
+    document = await group.members["one"].look()
+    assert {one.key, *(other.key for other in many)} == document.rollouts.keys()
+    assert 1 == document.rollouts[one.key]["state"]["step"]
 
 
 async def test_a_changed_definition_begins_anew_and_the_old_one_goes_on_where_it_was(group: Group) -> None:

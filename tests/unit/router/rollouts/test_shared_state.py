@@ -1,12 +1,13 @@
 """Where a group of routers keeps its rollouts: one owner at a time, and no change is lost."""
 
+import fcntl
 import json
 import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -14,12 +15,14 @@ import pytest
 from tests.unit.router.rollouts.kubernetes import Leases, serving_leases
 
 from weft.language.rollouts import RolloutPlan
+from weft.router.rollouts import folder
+from weft.router.rollouts.counts import ArmCounts
 from weft.router.rollouts.folder import FolderState
 from weft.router.rollouts.lease import LeaseState
 from weft.router.rollouts.machine import begin
-from weft.router.rollouts.owner import shared_state
+from weft.router.rollouts.owner import shared_state, sums_of
 from weft.router.rollouts.place import place_of
-from weft.router.rollouts.shared import Document, SharedState
+from weft.router.rollouts.shared import Document, SharedState, state_of
 
 PLAN = RolloutPlan("new", 1, (1.0, 1.0), (0.1, 1.0), limits={"max_error_rate": 0.1}, digest="d")
 ENTRY = {
@@ -112,6 +115,17 @@ def test_a_folder_is_made_when_there_is_something_to_keep(tmp_path: Path) -> Non
     state.close()
 
 
+def test_a_member_that_hangs_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it changes the document their looks fail, after a time, and go on when it does."""
+    monkeypatch.setattr(folder, "_MAX_WAIT_S", 0.0)
+    state = FolderState(tmp_path, "one")
+    with (tmp_path / "state.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match=r"state.lock is held by another process"):
+            state.change(lambda document: True)
+    assert "one" == state.change(lambda document: True).owner
+
+
 def test_the_kernel_frees_what_a_killed_owner_held(tmp_path: Path) -> None:
     """A process that is killed while it owns the folder leaves it to the next member that looks."""
     program = (
@@ -163,6 +177,25 @@ def test_a_conflict_is_tried_again_on_the_newer_document(leases: Leases) -> None
     leases.rival = lambda: two.change(add)
     assert 3 == one.change(add).rollouts["g/root@d"]["state"]["step"]
     assert leases.num_conflicts == 1
+
+
+def test_a_lease_has_room_for_what_is_over(leases: Leases) -> None:
+    """Verdicts stay; counts of rollouts that are over go when the document grows long."""
+    state = LeaseState("weft", "rollouts", "one", url=leases.url)
+    runs = ArmCounts(runs_by_bin=dict.fromkeys(range(300), 1000))
+    over = replace(begin(PLAN, 1), phase="PROMOTED", verdict="good", candidate_before=runs, baseline_before=runs)
+
+    def fill(document: Document) -> bool:
+        entry = {**ENTRY, "state": over.to_json(), "counts": [runs.to_json(), runs.to_json()]}
+        document.rollouts |= {f"g/{i}@d": json.loads(json.dumps(entry)) for i in range(50)}
+        document.rollouts["g/open@d"] = {**entry, "state": replace(over, phase="RUNNING").to_json()}
+        return True
+
+    assert len(state.change(fill).text) < 100_000
+    document = state.change(look)
+    assert ("good", ArmCounts()) == ((kept := state_of(document.rollouts["g/7@d"])).verdict, kept.candidate_before)
+    assert (ArmCounts(), ArmCounts()) == sums_of("g/7@d", document)
+    assert runs == state_of(document.rollouts["g/open@d"]).candidate_before
 
 
 def test_the_token_is_read_for_each_call(leases: Leases, tmp_path: Path) -> None:

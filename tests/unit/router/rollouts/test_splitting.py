@@ -124,6 +124,9 @@ async def test_rewards_count_for_the_side_that_answered() -> None:
         s.runtime.bandits.reward_request("g", request_id, 0.5)
     (first, *_) = paths.values()
     s.runtime.bandits.reward_choices("g", bandit_choices(first, s.executor.plan.root), 1.0)
+    other = STICKY.replace("guard {", "guard { min_score: 0.1").replace('name: "a" weight', 'name: "z" weight')
+    GraphExecutor(compiled(other.replace("FALLBACK", "")), s.runtime)  # another version of the graph
+    s.runtime.bandits.reward_choices("g", bandit_choices("root[a]", s.executor.plan.root), 1.0)
     num = [s.rollout.candidate.num_scores, s.rollout.baseline.num_scores]
     assert len(paths) + 1 == sum(num)
     assert len(paths) * 0.5 + 1.0 == s.rollout.candidate.score_sum + s.rollout.baseline.score_sum
