@@ -93,9 +93,9 @@ def test_a_form_answers_as_the_command_line(
     if not fields:
         page.get_by_label("File for IMAGE").set_input_files(DIGIT)
     page.get_by_text("Priority, timeout, headers").click()
-    page.get_by_role("textbox", name="headers").fill("x-user-id: ann")
+    page.get_by_label("request id").fill("ann")
     command = [sys.executable, "-m", "weft.cli", "infer", graph, "--json", "--url", loaded.endpoints["router"].grpc]
-    expected = json.loads(subprocess.check_output([*command, "--header", "x-user-id=ann", *arguments]))
+    expected = json.loads(subprocess.check_output([*command, "--request-id", "ann", *arguments]))
     with page.expect_response(re.compile("/infer$")) as response:
         page.get_by_role("button", name="Send").click()
     answer = page.get_by_role("region", name="Answer")

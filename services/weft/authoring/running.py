@@ -102,7 +102,15 @@ def _place(source: GraphSource, place: Path) -> None:
 
 
 class _LazyCore(FusedCore):
-    """Also loads models that no graph names but other models call, on their first request."""
+    """Also loads models that no graph names but other models call, on their first request.
+
+    Rollouts stay at their first share: requests of tests and replays are no evidence.
+    """
+
+    @override
+    async def start(self) -> None:
+        await super().start()
+        self._rollouts.hold()
 
     @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:

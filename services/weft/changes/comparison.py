@@ -57,17 +57,21 @@ class Difference(NamedTuple):
 
 
 def compare_answers(before: Outcome, after: Outcome, comparison: Comparison = DEFAULT) -> list[Difference]:
-    """What differs; [] if the answers agree.
+    """What differs; [] if the answers agree, or a client left before the first had all.
 
     Responses of a stream are compared one by one, but strings as the text that they are together, unless their rule is
     "exact": a server may cut it elsewhere.
     """
-    found = []
+    found = list[Difference]()
+    if before.status == "CANCELLED":
+        return found
     if before.path and after.path and before.path != after.path:
         found.append(Difference("path", f"{before.path} -> {after.path}"))
-    statuses = [f"{side.status}: {side.message}" if side.message else side.status for side in (before, after)]
-    if before.status != after.status:
-        found.append(Difference("status", " -> ".join(statuses)))
+    codes = [[side.status, *(one.error.code for one in side.results if one.error)] for side in (before, after)]
+    if codes[0] != codes[1]:
+        messages = [f": {side.message}" if side.message else "" for side in (before, after)]
+        texts = (", ".join(of) + message for of, message in zip(codes, messages, strict=True))
+        found.append(Difference("status", " -> ".join(texts)))
     if (before.status, after.status) != ("OK", "OK"):
         return found
     for name in dict.fromkeys(name for side in (before, after) for one in side.results for name in one.outputs):
@@ -96,16 +100,17 @@ def _fault(one: WireTensor, other: WireTensor, rule: str, comparison: Comparison
     if one[:2] != other[:2]:
         return f"{one.datatype}{list(one.shape)} -> {other.datatype}{list(other.shape)}"
     first, second = decode(one), decode(other)
+    is_close = rule in ("", "close") and one.datatype in FLOATS
     if rule == "top1":
         first, second = np.argmax(first, axis=-1), np.argmax(second, axis=-1)
-    elif rule in ("", "close") and one.datatype in FLOATS:
+    elif is_close:
         first, second = first.astype(np.float64), second.astype(np.float64)
-        if np.allclose(first, second, comparison.rtol, comparison.atol, equal_nan=True):
-            return ""
     elif rule == "text" and one.datatype == "BYTES":
         first, second = (np.array([b" ".join(text.split()) for text in side.flat], object) for side in (first, second))
     first, second = first.ravel(), second.ravel()
-    places = np.flatnonzero(first != second)
+    limits = comparison.rtol, comparison.atol
+    same = np.isclose(first, second, *limits, equal_nan=True) if is_close else first == second
+    places = np.flatnonzero(~same)
     more = f", {len(places)} of {len(first)} elements" if len(first) > 1 else ""
     return f"{_shown(first[places[0]])} -> {_shown(second[places[0]])}{more}" if len(places) else ""
 

@@ -156,9 +156,14 @@ def _step_facts(step: StepPlan, node: NodePlan, notes: Sequence[str]) -> dict[st
 
 def _users(had: _Entries, has: _Entries) -> Section:
     lines, facts = list[str](), list[dict[str, Any]]()
-    for key in (key for key in has if key in had):
-        before, after = had[key].node, has[key].node
-        if not (isinstance(before, SplitterPlan) and isinstance(after, SplitterPlan)):
+    for key in {**has, **had}:
+        nodes = (side[key].node if key in side else None for side in (had, has))
+        before, after = (node if isinstance(node, SplitterPlan) else None for node in nodes)
+        if before is None or after is None:
+            if one := before or after:
+                sign, what = ("-", "is no splitter any more") if before else ("+", "is a new splitter")
+                lines.append(f"{sign} {one.path}  {what}")
+                facts.append({"path": one.path, "before": _shares(before), "after": _shares(after), "moves": []})
             continue
         old, new = _shares(before), _shares(after)
         was, now = (condition_text(one.sticky_by) if one.sticky_by else "" for one in (before, after))
@@ -176,8 +181,11 @@ def _users(had: _Entries, has: _Entries) -> Section:
     return Section("users", headline, lines, facts, ("users",) if facts else ())
 
 
-def _shares(plan: SplitterPlan) -> dict[str, float]:
-    return {step.name: weight / sum(plan.weights) for step, weight in zip(plan.steps, plan.weights, strict=True)}
+def _shares(plan: SplitterPlan | None) -> dict[str, float]:
+    if plan is None:
+        return {}
+    total = sum(plan.weights)
+    return {step.name: weight / total for step, weight in zip(plan.steps, plan.weights, strict=True)}
 
 
 def _moves(before: SplitterPlan, after: SplitterPlan, suffix: str) -> list[tuple[str, str, float]]:

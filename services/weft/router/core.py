@@ -169,16 +169,6 @@ class RouterCore:
 
     def extension(self) -> Extension:
         """The service ``weft.graph.GraphService``, and the router's own metrics."""
-        servicer = GraphServicer(
-            self._graphs,
-            self._runtime.bandits,
-            self._catalog,
-            self._observer,
-            self.record,
-            self._rollouts,
-            self._change_weights,
-            self.siblings,
-        )
         collectors = (
             self._recordings,
             RolloutCollector(self._rollouts),
@@ -190,12 +180,25 @@ class RouterCore:
             ModelMetricsCollector(self._metrics_from),
         )
         return Extension(
-            servicer.add_to,
+            self.graph_service().add_to,
             collectors,
             self._check_early,
             own_statistics=self._own_statistics,
             is_serving=self._is_serving,
             pass_on=self.pass_on_settings,
+        )
+
+    def graph_service(self) -> GraphServicer:
+        """What answers ``weft.graph.GraphService``."""
+        return GraphServicer(
+            self._graphs,
+            self._runtime.bandits,
+            self._catalog,
+            self._observer,
+            self.record,
+            self._rollouts,
+            self._change_weights,
+            self.siblings,
         )
 
     def is_ready(self) -> bool:
@@ -271,8 +274,8 @@ class RouterCore:
         with self._admit(served, call.parameters, context) as permit:
             if permit.is_waiting:
                 await self._wait(permit, served)
-            kept = None if self._recordings.active is None else self._recordings.begin(call, context)
             inference = served.begin(call, context)
+            kept = None if self._recordings.active is None else self._recordings.begin(call, context)
             try:
                 result = inference.answer(await inference.work())
             except BaseException as error:

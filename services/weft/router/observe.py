@@ -5,6 +5,7 @@ import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
 
 from weft.base.errors import NotFoundError, WeftError
 from weft.base.observing import telemetry
@@ -13,7 +14,7 @@ from weft.language.draw.build import Item, build_diagram
 from weft.language.draw.formats import render_svg
 from weft.language.plan import CallPlan, GraphPlan
 from weft.router.admission.controller import AdmissionController
-from weft.router.reporting.path import NodeRecord, trace_text
+from weft.router.reporting.path import NodeRecord, steps_in, trace_text
 from weft.router.repository.serving import ServingGraph, steps_of
 from weft.router.repository.table import GraphTable
 from weft.router.runtime import Runtime
@@ -24,6 +25,8 @@ from weft_protos import graph_service_pb2 as pb
 #: Kept of all requests, and besides of the slowest and of those that failed.
 MAX_RECENT, MAX_SLOWEST, MAX_FAILED = 200, 50, 50
 MAX_KEPT = 2 * (MAX_RECENT + MAX_SLOWEST + MAX_FAILED)
+#: Of a request with more steps than this they are not kept.
+MAX_STEPS = 1000
 #: Requests are kept for so long after the last question for them.
 LEASE_S = 10.0
 _MAX_ERROR_CHARS = 2000
@@ -145,7 +148,10 @@ class Observer:
             ms=(time.monotonic_ns() - context.arrival_ns) / 1e6,
             trace_id=telemetry.trace_id_of(context.trace_context),
         )
-        self._kept.append((ended, run.record, start_ns))
+        record = run.record
+        if any(islice(steps_in(record.steps), MAX_STEPS, None)):  # as of a map over many rows
+            record = NodeRecord(record.name)
+        self._kept.append((ended, record, start_ns))
         if len(self._kept) > MAX_KEPT:
             failed = [one for one in self._kept if one[0].status != "OK"][-MAX_FAILED:]
             slowest = sorted(self._kept, key=lambda one: one[0].ms)[-MAX_SLOWEST:]

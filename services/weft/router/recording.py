@@ -108,9 +108,9 @@ class Kept:
         self._version, self._end_unix_ns = version, time.time_ns()
         self._duration_ns = time.monotonic_ns() - self._context.arrival_ns
         self._error = error if isinstance(error, Exception | None) else withdrawal(self._context)
-        if self._is_dropped:
+        if self._is_dropped or not self._recorder.status.is_running:
             self._recorder.status.num_dropped += 1
-        elif self._recorder.status.is_running:
+        else:
             self._recorder.waiting.append(self)
 
     def entry(self, redaction: _Redaction) -> file_pb.Entry:
@@ -121,7 +121,8 @@ class Kept:
         record.timeout_ns = 0 if context.deadline_ns is None else max(context.deadline_ns - context.arrival_ns, 1)
         record.version, record.is_stream = self._version, self._is_stream
         record.path = dict(context.trailing_metadata).get(PATH_HEADER, "")
-        record.header.update(redaction(forwarded_headers(context.headers, is_traced=True)))
+        headers = forwarded_headers(context.headers, is_traced=True)
+        record.header.update(redaction({name: value for name, value in headers.items() if name != "cookie"}))
         record.withheld.extend(name for name in (*call.inputs, *call.parameters) if name in redaction.names)
         names = call.model_name, call.model_version, call.request_id
         kept = InferCall(*names, redaction(call.parameters), redaction(call.inputs), call.outputs)
@@ -178,19 +179,23 @@ class Recorder:
                 async with asyncio.timeout(min(_FRAME_S, end_s - time.monotonic())):
                     await self._stop.wait()
             reason = "stopped" if self._stop.is_set() else "its time is over" if time.monotonic() >= end_s else ""
-            waiting, self.waiting = self.waiting, []
+            waiting, self.waiting, is_written = self.waiting, [], False
             try:
                 is_written = not waiting or await asyncio.to_thread(self._write, waiting)
-                status.num_requests += len(waiting) if is_written else 0
                 reason = reason if is_written else "its file is as large as it may be"
             except Exception as error:
                 reason = f"writing failed: {getattr(error, 'strerror', None) or type(error).__name__}"
                 _log.warning("recording %s", status.file[0], exc_info=error)
             self.num_held_bytes -= sum(kept.num_bytes for kept in waiting)
             status.num_bytes = self._writer.num_bytes
+            status.num_requests += is_written * len(waiting)
+            status.num_dropped += (not is_written) * len(waiting)
+        status.num_dropped += len(self.waiting)
+        self.waiting.clear()
+        status.end_reason, status.is_running = reason, False
         end = file_pb.End(reason=reason, num_records=status.num_requests, num_dropped=status.num_dropped)
         await asyncio.to_thread(self._writer.close, end)
-        status.num_bytes, status.end_reason, status.is_running = self._writer.num_bytes, reason, False
+        status.num_bytes = self._writer.num_bytes
         _log.info("recorded %d requests to %s: %s", status.num_requests, status.file[0], reason)
         self._on_end()
 

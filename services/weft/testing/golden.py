@@ -22,7 +22,10 @@ def golden_text(outputs: Mapping[str, Any]) -> str:
 
 def compare(outputs: Mapping[str, Any], text: str, where: str, *, rtol: float, atol: float) -> None:
     """Raise AssertionError unless the outputs are those of ``text``; ``where`` names it."""
-    golden = json.loads(text)
+    try:
+        golden = json.loads(text)
+    except ValueError as error:
+        raise AssertionError(f"{where} is no JSON: {error}") from None
     if outputs.keys() != golden.keys():
         raise AssertionError(f"the outputs are {', '.join(outputs)}; {where} has {', '.join(golden)}")
     for name, kept in golden.items():

@@ -120,9 +120,12 @@ class Suite:
             yield "", 'there is no case; write case { name: "..." input { ... } output { ... } }'
         names = list[str]()
         for number, case in enumerate(self.test.case):
-            if not case.name or case.name in names:
-                yield f"case[{number}].name", f"each case needs a name of its own, got '{case.name}'"
-            names.append(case.name)
+            if not case.name or _file_name(case.name) in names:
+                yield (
+                    f"case[{number}].name",
+                    f"each case needs a name of its own, in letters and digits, got '{case.name}'",
+                )
+            names.append(_file_name(case.name))
             try:
                 call, _ = self.request(case)
                 if case.error != InvalidArgumentError.code:  # else what is wrong may be what is tested
@@ -275,8 +278,12 @@ def _check(expected: pb.Values, answer: Answer, suite: Suite) -> None:
         compare({name: array}, text, "the case", rtol=expected.rtol, atol=expected.atol)
 
 
+def _file_name(title: str) -> str:
+    return re.sub(r"[^\w.]", "_", title)
+
+
 def _check_golden(answer: Answer, suite: Suite, title: str, *, is_update: bool) -> None:
-    file = suite.path.parent / "golden" / f"{re.sub('[^A-Za-z0-9.]', '_', title)}.json"
+    file = suite.path.parent / "golden" / f"{_file_name(title)}.json"
     if is_update:
         file.parent.mkdir(exist_ok=True)
         file.write_text(golden_text(answer), encoding="utf-8")

@@ -31,7 +31,10 @@ def lock_text(models: Iterable[pb.ModelSignature], file: str, source: str) -> st
         parts.append(f"\nmodel {{\n  {one_line(identity)} max_batch_size: {model.max_batch_size}\n")
         parts += [f"  input {{ {one_line(tensor)} }}\n" for tensor in model.input]
         parts += [f"  output {{ {one_line(tensor)} }}\n" for tensor in model.output]
-        parts.append("  decoupled: true\n}\n" if model.decoupled else "}\n")
+        flags = pb.ModelSignature(decoupled=model.decoupled, stateful=model.stateful)
+        flags.optional_output.extend(model.optional_output)
+        text = one_line(flags)
+        parts.append(f"  {text}\n}}\n" if text else "}\n")
     return "".join(parts)
 
 
@@ -132,6 +135,7 @@ def signature_changes(old: ModelSignature, new: ModelSignature) -> Iterator[tupl
         ("max_batch_size", *rows, rows[1] < rows[0] or not rows[0]),
         ("decoupled", old.is_decoupled, new.is_decoupled, not new.can_collect),
         ("stateful", old.is_stateful, new.is_stateful, True),
+        ("allows_empty_batch", old.allows_empty_batch, new.allows_empty_batch, old.allows_empty_batch),
     ):
         if had != has:
             yield f"{what} was {had}, is {has}".lower(), breaks

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from weft.base.core import InferResult
+from weft.base.errors import RemoteError
 from weft.base.tensors import bytes_tensor, encode
 from weft.changes.comparison import Comparison, Outcome, compare_answers
 
@@ -30,6 +31,7 @@ def answer(*tensors: Any, name: str = "Y", **more: Any) -> Outcome:
         (floats(1.0, 2.0), floats(1.000001, 2.0), "exact", "1 -> 1, 1 of 2 elements"),
         (floats(1.0, 2.0, 3.0), floats(1.0, 2.5, 3.5), "", "2 -> 2.5, 2 of 3 elements"),
         (floats(float("nan")), floats(float("nan")), "close", ""),
+        (floats(float("nan"), 1.000001, 1.0), floats(float("nan"), 1.0, 2.0), "", "1 -> 2, 1 of 3 elements"),
         (floats(1.0), floats(1.0, 2.0), "", "FP32[1] -> FP32[2]"),
         (encode(np.array([7])), encode(np.array([8])), "close", "7 -> 8"),
         (floats(0.1, 0.9, 0.6, 0.4, shape=(2, 2)), floats(0.4, 0.5, 0.9, 0.1, shape=(2, 2)), "top1", ""),
@@ -64,3 +66,7 @@ def test_errors_and_paths_are_compared() -> None:
     good, bad = answer(floats(1), path="root.a"), Outcome(status="NOT_FOUND", message="no x", path="root.a!")
     assert [("path", "root.a -> root.a!"), ("status", "OK -> NOT_FOUND: no x")] == compare_answers(good, bad)
     assert [] == compare_answers(bad, Outcome(status="NOT_FOUND", message="no y"))
+    part = answer(floats(1))
+    part.results[0].error = RemoteError("INTERNAL", "")
+    assert [("status", "OK, INTERNAL -> OK")] == compare_answers(part, answer(floats(1)))
+    assert [] == compare_answers(answer(floats(2), status="CANCELLED"), good)  # its client left

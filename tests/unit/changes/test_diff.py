@@ -115,6 +115,7 @@ def signature(what: str = "inputs", spec: dict[str, Any] | None = None, **fields
         (signature(), signature(max_batch_size=4), True),
         (signature(), signature(max_batch_size=16), False),
         (signature(max_batch_size=0), signature(), True),
+        (signature(allows_empty_batch=True), signature(), True),
         (signature(), signature(is_decoupled=True), True),
         (signature(), signature(is_decoupled=True, can_collect=True), False),
     ],

@@ -224,5 +224,5 @@ def test_a_served_graph_is_recorded_and_replayed(repository: Path, tmp_path: Pat
         assert 1 == main(["replay", *status["file"], "--against", str(tmp_path / "odd.pbtxt"), "--and", "pipe", *url,
                           "--repository", str(repository)])  # fmt: skip
         assert "10 of 20 answers differ: pipe -> " in capsys.readouterr().out
-        assert 1 == main(["replay", *status["file"], "--against", "nobody", *url])
-        assert "NOT_FOUND" in capsys.readouterr().err
+        assert 2 == main(["replay", *status["file"], "--against", "nobody", *url])
+        assert "'nobody' is not found" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from weft.base.errors import NotFoundError, UnavailableError
 from weft.base.signature import ModelSignature
 from weft.language.request_scope import RequestScope
 from weft.router.admission.controller import AdmissionController, AdmissionSettings
-from weft.router.observe import MAX_FAILED, MAX_KEPT, MAX_RECENT, MAX_SLOWEST, Observer
+from weft.router.observe import MAX_FAILED, MAX_KEPT, MAX_RECENT, MAX_SLOWEST, MAX_STEPS, Observer
 from weft.router.reporting.path import NodeRecord, StepRecord
 from weft.router.repository.table import GraphTable
 from weft.router.runtime import Runtime
@@ -60,6 +60,16 @@ async def test_a_bounded_number_of_requests_is_kept(observer: Observer, runtime:
     assert ("7", True) == (found.request_id, '"path":"root/a"' in found.steps)
     with pytest.raises(NotFoundError, match="no such request"):
         await observer.observe(pb.ObserveRequest(request_key="1-1"))
+
+
+async def test_of_a_request_of_too_many_steps_they_are_not_kept(observer: Observer, runtime: Runtime) -> None:
+    """So a map over thousands of rows does not fill the memory."""
+    await observer.observe(pb.ObserveRequest(requests_after_unix_ms=0))
+    for num_steps in (MAX_STEPS, MAX_STEPS + 1):
+        run = run_of(100)
+        run.record.steps *= num_steps
+        runtime.on_end(Plan, run, "root.a", 0, None)
+    assert [MAX_STEPS, 0] == [len(record.steps) for _, record, _ in observer._kept]
 
 
 async def test_nothing_is_kept_when_nobody_looks(observer: Observer, runtime: Runtime) -> None:

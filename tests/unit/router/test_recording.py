@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -55,7 +56,7 @@ class Served:
 
     async def ask(self, number: float = 1, who: bytes = b"me", **more: Any) -> str:
         """Status of a request."""
-        inputs = {"IN": make.tensor(number), "WHO": bytes_tensor([who], (1,))}
+        inputs = more.pop("inputs", {"IN": make.tensor(number), "WHO": bytes_tensor([who], (1,))})
         call = InferCall("pipe", "", f"r{number:g}", more.pop("parameters", {}), inputs)
         try:
             await self.client.infer(call, timeout_s=30, **more)
@@ -122,7 +123,8 @@ async def test_requests_are_kept_as_they_came(tmp_path: Path) -> None:
     """Inputs, parameters, headers, id, answer, path, status and times; errors too; no key and no hop's header."""
     async with served(tmp_path) as s:
         assert (await s.record("START", percent=100)).is_running
-        metadata = (("x-user", "u1"), ("authorization", "Bearer SECRET"), ("x-api-key", "SECRET"))
+        secrets = ("authorization", "x-api-key", "cookie")
+        metadata = (("x-user", "u1"), *((name, "SECRET") for name in secrets))
         assert "OK" == await s.ask(1, metadata=metadata, parameters={"priority": 1, "team": "x"})
         s.target.answers["a"] = failing("NOT_FOUND", "no such thing")
         assert "NOT_FOUND" == await s.ask(2)
@@ -270,6 +272,39 @@ async def test_what_finds_no_room_is_dropped_and_counted(tmp_path: Path, monkeyp
         assert [2, 1, size_of(status)] == values
 
 
+async def test_refused_requests_take_no_room(tmp_path: Path) -> None:
+    """What validation rejects is neither kept nor held."""
+    async with served(tmp_path) as s:
+        await s.record("START", percent=100)
+        assert "INVALID_ARGUMENT" == await s.ask(1, inputs={})
+        assert 0 == s.core._recordings.active["pipe"].num_held_bytes
+        assert [] == await s.records()
+
+
+async def test_an_end_goes_on_without_who_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that leaves its STOP ends the recording all the same; what is answered later is dropped."""
+    writing, going_on, write = asyncio.Event(), threading.Event(), recording.Recorder._write
+    loop = asyncio.get_running_loop()
+
+    def wait(*arguments: Any) -> bool:
+        loop.call_soon_threadsafe(writing.set)
+        return going_on.wait() and write(*arguments)
+
+    monkeypatch.setattr(recording.Recorder, "_write", wait)
+    async with served(tmp_path) as s:
+        await s.record("START", percent=100)
+        await s.ask(1)
+        stop = pb.RecordingRequest(action=pb.RecordingRequest.STOP, graph="pipe")
+        stopping = asyncio.create_task(s.core._recordings.answer(stop, b""))
+        await writing.wait()
+        await s.ask(2)
+        stopping.cancel()
+        await asyncio.wait([stopping])
+        going_on.set()
+        status = await s.until(lambda one: not one.is_running)
+        assert ("stopped", 1, 1) == (status.end_reason, status.num_requests, status.num_dropped)
+
+
 async def test_a_recording_goes_on_over_a_reload(tmp_path: Path) -> None:
     """The graph's new version answers, and is recorded in the same file."""
     async with served(tmp_path) as s:
@@ -311,7 +346,7 @@ async def test_who_may_not_use_a_graph_does_not_see_its_recording(tmp_path: Path
     async with served(tmp_path) as s:
         await s.record("START", percent=1)
         await s.record("START", "talk", percent=1)
-        servicer = GraphServicer(s.core._graphs, s.core._runtime.bandits, s.core._catalog, s.core.record)
+        servicer = s.core.graph_service()
         CALLER.set(Principal(grant, Counter(), lambda: 0.0, lambda: None))
         every = await servicer.Recording(pb.RecordingRequest(), None)
         assert ["talk"] == [one.graph for one in every.recording]

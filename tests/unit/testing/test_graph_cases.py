@@ -131,6 +131,9 @@ def test_golden_answers_are_written_and_compared(repository: Path, capsys: pytes
     out = capsys.readouterr().out
     assert "0.2" in out
     assert "golden/a.0.json" in out
+    (file.parent / "golden/a.0.json").write_text("<<<<<<< HEAD")
+    assert 1 == main(["test", str(file)])
+    assert "golden/a.0.json is no JSON" in capsys.readouterr().out
 
 
 def test_the_command_tells_coverage_and_writes_junit_and_json(
@@ -178,7 +181,7 @@ def test_what_cannot_be_run_is_status_2(repository: Path, tmp_path: Path, capsys
     assert "graph.pbtxt:4:" in capsys.readouterr().err
     graph.write_text(HEAD.format(name="g") + 'node { name: "root" sequence { step { model_name: "double" } } }')
     assert 2 == main(["test", "g", "--repository", str(tmp_path), "-k", "b"])
-    assert "no case; write a cases.pbtxt beside a graph.pbtxt" in capsys.readouterr().err
+    assert "no case; with 'b' in its name" in capsys.readouterr().err
     file.write_text(case_text() + " " * (5 << 20))
     assert 2 == main(["test", "g", "--repository", str(tmp_path)])
     assert "cases.pbtxt: error: " in capsys.readouterr().err

@@ -9,7 +9,7 @@ from tests.unit.mesh.serving import ListingCore, serving
 
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.cli.__main__ import main
-from weft.tools.lock import LockCatalog
+from weft.tools.lock import LockCatalog, drift, lock_text, read_lock
 from weft.v2.server.server import Extension
 from weft_protos import graph_service_pb2 as pb
 from weft_protos import graph_service_pb2_grpc as pb_grpc
@@ -78,6 +78,16 @@ def test_a_router_is_asked_for_its_targets(tmp_path: Path, capsys: pytest.Captur
     assert f"weft lock: '{url}' is no router of Weft; give each service with --target NAME=ADDRESS" in (
         capsys.readouterr().err
     )
+
+
+def test_a_lock_has_all_that_is_compared(tmp_path: Path) -> None:
+    """Also of stateful models, and of those whose answers may lack an output."""
+    model = pb.ModelSignature(name="m", version="1", target="t", stateful=True, optional_output=["Y"])
+    model.output.add(name="Y", data_type="TYPE_FP32", dims=[1])
+    path = tmp_path / "signatures.lock"
+    path.write_text(lock_text([model], path.name, ""))
+    assert [model] == read_lock(path)
+    assert [] == drift(read_lock(path), [model])
 
 
 def test_every_difference_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from weft.base.errors import WeftError
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.text.argument_types import add
 from weft.changes.diff import CLASSES, Section, compare, json_of, markdown_of, text_of
@@ -48,7 +49,11 @@ def run(options: argparse.Namespace) -> int:
             return sides
         found = [*compare(*(plan for plan, _ in sides))]
         if options.recording:
-            found.append(_answers([graph for _, graph in sides], options))
+            try:
+                found.append(_answers([graph for _, graph in sides], options))
+            except (WeftError, OSError, ValueError) as error:
+                print(f"weft diff: {error}", file=sys.stderr)
+                return 2
     render = json_of if options.json else markdown_of if options.markdown else text_of
     sys.stdout.write(render(options.before, options.after, found))
     return int(any(not set(one.classes).isdisjoint(options.exit_code) for one in found))

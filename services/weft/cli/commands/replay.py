@@ -12,7 +12,7 @@ from pathlib import Path
 
 from weft.authoring.models import models
 from weft.authoring.writing import read
-from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.text.argument_types import add, not_negative, not_negative_integer, positive_integer
 from weft.changes.comparison import RULES, Comparison
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     logging.getLogger("weft").setLevel(logging.ERROR)  # of models in this process
     try:
         report, notes = asyncio.run(replayed(options))
-    except (InvalidArgumentError, NotFoundError, OSError) as error:
+    except (WeftError, OSError) as error:
         print(f"weft replay: {error}", file=sys.stderr)
         return 2
     print(*(f"weft replay: note: {note}" for note in notes), sep="\n", end="\n" * bool(notes), file=sys.stderr)

@@ -56,7 +56,8 @@ def run(options: argparse.Namespace) -> int:
     elif results:
         print(_table(results, reached))
     if found or not results:
-        print(render(found) or f"weft test: no case; write a {_FILENAME} beside a graph.pbtxt", file=sys.stderr)
+        cure = f"with '{options.k}' in its name" if options.k else f"write a {_FILENAME} beside a graph.pbtxt"
+        print(render(found) or f"weft test: no case; {cure}", file=sys.stderr)
         return 2
     least = min(100 * sum(parts.values()) / len(parts) for parts in reached.values())
     return int(any(one.faults for one in results) or least < options.require_coverage)

@@ -137,7 +137,9 @@ def trace_text(record: NodeRecord, origin_ns: int) -> str:
     stale, fallback_of (the path of the step that failed), rows, responses, error (its message), and other counts of the
     node around the step.
     """
-    return json.dumps([_entry(step, failed, origin_ns) for step, failed in _walk(record.steps)], separators=(",", ":"))
+    return json.dumps(
+        [_entry(step, failed, origin_ns) for step, failed in steps_in(record.steps)], separators=(",", ":")
+    )
 
 
 def _entry(step: StepRecord, failed: StepRecord | None, origin_ns: int) -> dict[str, Any]:
@@ -168,15 +170,16 @@ def _entry(step: StepRecord, failed: StepRecord | None, origin_ns: int) -> dict[
     return entry
 
 
-def _walk(
+def steps_in(
     steps: Sequence[StepRecord], failed: StepRecord | None = None
 ) -> Iterator[tuple[StepRecord, StepRecord | None]]:
+    """Every step, with the one that it stands in for."""
     for step in steps:
         yield step, failed
         if step.node is not None:
-            yield from _walk(step.node.steps)
+            yield from steps_in(step.node.steps)
         if step.fallbacks is not None:
-            yield from _walk(step.fallbacks.steps, step)
+            yield from steps_in(step.fallbacks.steps, step)
 
 
 def _write_body(record: NodeRecord, parts: list[str], *, is_root: bool) -> None:

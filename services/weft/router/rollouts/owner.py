@@ -61,6 +61,11 @@ class RolloutMember:
         await self._try_to_look()
         self._following = asyncio.create_task(self._follow())
 
+    def hold(self) -> None:
+        """Look no more by itself: shares stay as they are."""
+        if self._following is not None:
+            self._following.cancel()
+
     async def close(self) -> None:
         """Tell the last counts, and leave the decisions to another member."""
         if self._following is not None:

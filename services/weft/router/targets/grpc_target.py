@@ -94,6 +94,7 @@ class GrpcTarget(Target):
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             raise self._failure(error, call, context, timeout_s, "{} did not answer") from error
         result = result_of(response)
+        trailing: Any
         if type(rpc) is UnaryCall:
             trailing = () if rpc.trailers is None else rpc.trailers.metadata
         else:

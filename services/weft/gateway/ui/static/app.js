@@ -16,7 +16,8 @@ async function show() {
   delete main.dataset.view;
   try {
     const [name, ...rest] = (location.hash || "#/graphs").slice(2).split("/").map(decodeURIComponent);
-    for (const one of document.querySelectorAll("nav a.view")) one.setAttribute("aria-current", one.hash === `#/${name}` ? "page" : "false");
+    for (const one of document.querySelectorAll("nav a.view"))
+      one.setAttribute("aria-current", one.hash === `#/${name}` ? "page" : "false");
     if (shown !== name) put(main, h("p.note", {}, "Loading…"));
     if (shown && shown !== name) main.focus({ preventScroll: true });
     shown = name;
@@ -47,10 +48,20 @@ async function enterKey(why) {
 document.getElementById("key-button").addEventListener("click", () => enterKey("The key of your calls."));
 
 live.addEventListener("state", () => state("● live", "good"));
-live.addEventListener("tick", ({ detail: { total: now } }) => put(total, [`${num(now.rate)} requests/s`, `${num(now.mean_ms)} ms`,
-  `${num(now.inflight)} in flight`, ...(now.errors ? [`▲ ${num(now.errors)} errors/s`] : [])].join(" · ")));
+live.addEventListener("tick", ({ detail: { total: now } }) =>
+  put(
+    total,
+    [
+      `${num(now.rate)} requests/s`,
+      `${num(now.mean_ms)} ms`,
+      `${num(now.inflight)} in flight`,
+      ...(now.errors ? [`▲ ${num(now.errors)} errors/s`] : []),
+    ].join(" · "),
+  ),
+);
 live.addEventListener("down", ({ detail: { reason } }) =>
-  state("▲ away", "bad", `▲ Weft is not reachable: ${reason}. What is shown is old; it is tried again.`));
+  state("▲ away", "bad", `▲ Weft is not reachable: ${reason}. What is shown is old; it is tried again.`),
+);
 live.addEventListener("denied", ({ detail: { reason } }) => {
   state("▲ no access", "bad", `▲ ${reason}`);
   void enterKey(`${reason}.${key() ? " Enter another key." : ""}`);

@@ -29,11 +29,18 @@ export const percent = (value) => (Number.isFinite(value) ? `${num(value * 100)}
 export const clock = (unixMs) => new Date(unixMs).toLocaleTimeString("en-GB");
 
 /** `requests_per_s` as a title: "requests/s". */
-const title = (name) => name.replace(/^(num|is)_/, "").replace("_per_", "/").replace("_mib", " MiB").replaceAll("_", " ");
-const plain = (value) => (typeof value === "number" ? num(value) : typeof value === "boolean" ? (value ? "yes" : "no") : value ?? "–");
+const title = (name) =>
+  name
+    .replace(/^(num|is)_/, "")
+    .replace("_per_", "/")
+    .replace("_mib", " MiB")
+    .replaceAll("_", " ");
+const plain = (value) =>
+  typeof value === "number" ? num(value) : typeof value === "boolean" ? (value ? "yes" : "no") : (value ?? "–");
 
 /** What may be wider than the page scrolls by itself. */
-export const scrolled = (label, ...content) => h("div.scroll", { tabindex: "0", role: "region", "aria-label": label }, content);
+export const scrolled = (label, ...content) =>
+  h("div.scroll", { tabindex: "0", role: "region", "aria-label": label }, content);
 
 /** A table of objects, a column for each field; `cells` has the content of some, null leaves a column out. */
 export function grid(label, cells = {}) {
@@ -43,7 +50,14 @@ export function grid(label, cells = {}) {
     node.hidden = !items.length;
     const names = Object.keys(items[0] ?? {}).filter((name) => cells[name] !== null);
     const kind = (name) => (items.every((item) => item[name] == null || typeof item[name] === "number") ? "n" : "t");
-    put(head, h("tr", {}, names.map((name) => h(`th.${kind(name)}`, { scope: "col" }, title(name)))));
+    put(
+      head,
+      h(
+        "tr",
+        {},
+        names.map((name) => h(`th.${kind(name)}`, { scope: "col" }, title(name))),
+      ),
+    );
     while (body.rows.length > items.length) body.lastChild.remove();
     items.forEach((item, i) => {
       const row = body.rows[i] ?? body.appendChild(h("tr"));
@@ -66,13 +80,30 @@ export const track = (...bars) => h("div.track", { "aria-hidden": "true" }, bars
 /** Pairs of a name and a number as bars; the largest is full. */
 export function histogram(pairs) {
   const most = Math.max(...pairs.map(([, value]) => value), 1e-9);
-  return h("div.histogram", {}, pairs.map(([name, value]) =>
-    [h("span.n", {}, String(name)), track(bar(value / most)), h("span.n", {}, value && value < 0.001 ? value.toExponential(1) : value.toLocaleString("en", { maximumSignificantDigits: 3 }))]));
+  return h(
+    "div.histogram",
+    {},
+    pairs.map(([name, value]) => [
+      h("span.n", {}, String(name)),
+      track(bar(value / most)),
+      h(
+        "span.n",
+        {},
+        value && value < 0.001 ? value.toExponential(1) : value.toLocaleString("en", { maximumSignificantDigits: 3 }),
+      ),
+    ]),
+  );
 }
 
 /** Names and values as a list; those without a value are left out. */
-export const facts = (pairs) => h("dl", {}, Object.entries(pairs).map(([name, value]) =>
-  value != null && value !== "" && value !== false && [h("dt", {}, name), h("dd", {}, value)]));
+export const facts = (pairs) =>
+  h(
+    "dl",
+    {},
+    Object.entries(pairs).map(
+      ([name, value]) => value != null && value !== "" && value !== false && [h("dt", {}, name), h("dd", {}, value)],
+    ),
+  );
 
 export const folded = (summary, ...content) => h("details", {}, h("summary", {}, summary), content);
 
@@ -80,18 +111,26 @@ const GOOD = { OK: "●", READY: "●", serving: "●", PROMOTED: "●", RUNNING
 const CALM = { LOADING: "…", PAUSED: "‖", SKIPPED: "○", CANCELLED: "~" };
 
 /** A state by mark, word and colour. */
-export const pill = (state) => h(`span.pill.${state in GOOD ? "good" : state in CALM ? "calm" : "bad"}`, {},
-  `${GOOD[state] ?? CALM[state] ?? "▲"} ${state || "unknown"}`);
+export const pill = (state) =>
+  h(
+    `span.pill.${state in GOOD ? "good" : state in CALM ? "calm" : "bad"}`,
+    {},
+    `${GOOD[state] ?? CALM[state] ?? "▲"} ${state || "unknown"}`,
+  );
 
 /** Whether the user agrees; with `key` the text that was entered, "" if none. */
 export function ask(heading, question, verb, { key = false } = {}) {
-  const [dialog, title, text, field, ok] = ["ask", "ask-title", "ask-text", "ask-key", "ask-ok"].map((id) => document.getElementById(id));
+  const [dialog, title, text, field, ok] = ["ask", "ask-title", "ask-text", "ask-key", "ask-ok"].map((id) =>
+    document.getElementById(id),
+  );
   [title.textContent, text.textContent, ok.textContent] = [heading, question, verb];
   field.hidden = !key;
   field.value = dialog.returnValue = "";
   if (!dialog.open) dialog.showModal();
   return new Promise((done) => {
-    dialog.addEventListener("close", () => done(dialog.returnValue === "ok" && (!key || field.value.trim())), { once: true });
+    dialog.addEventListener("close", () => done(dialog.returnValue === "ok" && (!key || field.value.trim())), {
+      once: true,
+    });
   });
 }
 
@@ -108,8 +147,15 @@ export const keep = (value) => sessionStorage.setItem("weft-key", value);
 export async function call(path, { body, headers = {}, signal } = {}) {
   const isJson = body !== undefined && !(body instanceof Blob);
   const response = await fetch(address(path), {
-    method: body === undefined ? "GET" : "POST", body: isJson ? JSON.stringify(body) : body, signal,
-    headers: { ...headers, "x-weft-ui": "1", ...(isJson && { "content-type": "application/json" }), ...(key() && { authorization: `Bearer ${key()}` }) },
+    method: body === undefined ? "GET" : "POST",
+    body: isJson ? JSON.stringify(body) : body,
+    signal,
+    headers: {
+      ...headers,
+      "x-weft-ui": "1",
+      ...(isJson && { "content-type": "application/json" }),
+      ...(key() && { authorization: `Bearer ${key()}` }),
+    },
   });
   if (response.ok) return response;
   const { error } = await response.json().catch(() => ({ error: response.statusText }));
@@ -168,6 +214,9 @@ async function follow(query, signal) {
 /** Does what `/ui/api/control` takes, after `question` if there is one; says what came of it. */
 export async function control(action, question) {
   if (question && !(await ask(...question))) return;
-  const said = await read("ui/api/control", { body: action }).then(({ done }) => done, (error) => `▲ ${error.message}`);
+  const said = await read("ui/api/control", { body: action }).then(
+    ({ done }) => done,
+    (error) => `▲ ${error.message}`,
+  );
   put(document.getElementById("said"), said);
 }

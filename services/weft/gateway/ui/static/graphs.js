@@ -1,5 +1,24 @@
 // Graphs: the list with a filter, the chosen one's picture alive, and what stands behind a step.
-import { bar, clock, control, encode, facts, folded, grid, h, latest, live, num, percent, pill, put, read, scrolled, track, watch } from "./base.js";
+import {
+  bar,
+  clock,
+  control,
+  encode,
+  facts,
+  folded,
+  grid,
+  h,
+  latest,
+  live,
+  num,
+  percent,
+  pill,
+  put,
+  read,
+  scrolled,
+  track,
+  watch,
+} from "./base.js";
 import { replicasOf } from "./tables.js";
 
 const FAILING = 0.01; // share of a step's runs
@@ -10,20 +29,42 @@ const place = (graph) => `#/graphs/${encode(graph.name)}/${encode(graph.version)
 let list;
 
 export async function graphs(main, [name, version, ...step], signal) {
-  const chosen = latest.state.index.find((one) => one.is_graph && (!name || one.name === name) && (!version || one.version === version));
+  const chosen = latest.state.index.find(
+    (one) => one.is_graph && (!name || one.name === name) && (!version || one.version === version),
+  );
   if (!chosen) throw new Error(name ? `there is no graph '${name}'` : "no graph is served");
   watch([chosen.name]);
-  const graph = chosen.state === "READY" && (await read(`ui/api/graphs/${encode(chosen.name)}?version=${encode(chosen.version)}`, { signal }));
+  const graph =
+    chosen.state === "READY" &&
+    (await read(`ui/api/graphs/${encode(chosen.name)}?version=${encode(chosen.version)}`, { signal }));
   list ??= makeList();
   list.choose(chosen);
-  main.replaceChildren(h("div.graphs", {}, list.node, graph ? page(graph, step.join("/"), signal)
-    : h("section", {}, h("h1", {}, chosen.name, " ", pill(chosen.state)), h("p", { role: "alert" }, `It is not served: ${chosen.reason}`))));
+  main.replaceChildren(
+    h(
+      "div.graphs",
+      {},
+      list.node,
+      graph
+        ? page(graph, step.join("/"), signal)
+        : h(
+            "section",
+            {},
+            h("h1", {}, chosen.name, " ", pill(chosen.state)),
+            h("p", { role: "alert" }, `It is not served: ${chosen.reason}`),
+          ),
+    ),
+  );
 }
 
 /** Made once, so that the filter stays. */
 function makeList() {
   const [items, found] = [h("ul"), h("small", { role: "status" })];
-  const filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter graphs", oninput: () => sift() });
+  const filter = h("input", {
+    type: "search",
+    placeholder: "Filter",
+    "aria-label": "Filter graphs",
+    oninput: () => sift(),
+  });
   let [rows, current] = [new Map(), ""];
   const sift = () => {
     const words = filter.value.toLowerCase().split(/\s+/);
@@ -35,9 +76,30 @@ function makeList() {
     for (const [key, row] of rows) row.firstChild.setAttribute("aria-current", String(key === current));
   };
   const fill = () => {
-    rows = new Map(latest.state.index.filter((one) => one.is_graph).map((graph) => [id(graph), h("li", {}, h("a", { href: place(graph),
-      "aria-current": String(id(graph) === current) }, h("span", {}, graph.state !== "READY" && h("b.bad", {}, `▲ ${graph.state} `),
-      graph.name, " ", h("small", {}, graph.version)), h("span.n")))]));
+    rows = new Map(
+      latest.state.index
+        .filter((one) => one.is_graph)
+        .map((graph) => [
+          id(graph),
+          h(
+            "li",
+            {},
+            h(
+              "a",
+              { href: place(graph), "aria-current": String(id(graph) === current) },
+              h(
+                "span",
+                {},
+                graph.state !== "READY" && h("b.bad", {}, `▲ ${graph.state} `),
+                graph.name,
+                " ",
+                h("small", {}, graph.version),
+              ),
+              h("span.n"),
+            ),
+          ),
+        ]),
+    );
     items.replaceChildren(...rows.values());
     sift();
   };
@@ -64,13 +126,24 @@ function page(graph, step, signal) {
   const tick = ({ detail: { looked_at: graphs, models, window_s, rollouts = [] } }) => {
     const now = graphs.find((one) => id(one) === id(graph));
     if (!now) return;
-    put(figures, [`${num(now.rate)} requests/s`, `p50 ${num(now.p50_ms)} ms`, `p99 ${num(now.p99_ms)} ms`, `${num(now.inflight)} in flight`,
-      `${now.errors ? "▲ " : ""}${percent(now.rate ? now.errors / now.rate : 0)} errors`].join(" · "));
-    const modelOf = (one) => models.findLast((row) => row.kind === "model" && row.model === one?.model && row.version === one.model_version);
+    put(
+      figures,
+      [
+        `${num(now.rate)} requests/s`,
+        `p50 ${num(now.p50_ms)} ms`,
+        `p99 ${num(now.p99_ms)} ms`,
+        `${num(now.inflight)} in flight`,
+        `${now.errors ? "▲ " : ""}${percent(now.rate ? now.errors / now.rate : 0)} errors`,
+      ].join(" · "),
+    );
+    const modelOf = (one) =>
+      models.findLast((row) => row.kind === "model" && row.model === one?.model && row.version === one.model_version);
     picture.update(now, modelOf, window_s);
     refresh(now.steps, modelOf);
     const arms = Object.values(Object.groupBy(now.arms, (arm) => arm.node)).map((all) => [bandit, all[0].node, all]);
-    const own = rollouts.filter((one) => one.graph === graph.name).map((one) => [rollout, `${one.node} ${one.candidate}`, one]);
+    const own = rollouts
+      .filter((one) => one.graph === graph.name)
+      .map((one) => [rollout, `${one.node} ${one.candidate}`, one]);
     for (const [make, key, value] of [...own, ...arms]) {
       if (!made.has(key)) made.set(key, make(cards.appendChild(h("section")), value));
       made.get(key)(value);
@@ -80,38 +153,93 @@ function page(graph, step, signal) {
   live.addEventListener("tick", tick, { signal });
   pick(step);
   const text = (base64) => new TextDecoder().decode(Uint8Array.from(atob(base64), (one) => one.charCodeAt(0)));
-  return h("div.graph", {}, h("div.title", {}, h("h1", {}, graph.name, " ", h("small", {}, `version ${graph.version}`)), figures,
-    h("a.button", { href: `#/try/${encode(graph.name)}` }, "Try it")), h("div.stage", {}, scrolled("Picture", picture.node), side), cards,
-  graph.files.map((file) => folded(file.file, h("pre", {}, text(file.text)))));
+  return h(
+    "div.graph",
+    {},
+    h(
+      "div.title",
+      {},
+      h("h1", {}, graph.name, " ", h("small", {}, `version ${graph.version}`)),
+      figures,
+      h("a.button", { href: `#/try/${encode(graph.name)}` }, "Try it"),
+    ),
+    h("div.stage", {}, scrolled("Picture", picture.node), side),
+    cards,
+    graph.files.map((file) => folded(file.file, h("pre", {}, text(file.text)))),
+  );
 }
 
 /** The side panel of a step; returns what writes its numbers. */
 function panel(side, step, close) {
   const [numbers, more] = [h("div"), h("div")];
   side.setAttribute("aria-label", step.title);
-  side.replaceChildren(h("div.title", {}, h("h2", {}, step.title), h("button", { type: "button", onclick: close, "aria-label": "Close" }, "✕")), numbers,
-    facts({ path: step.path, in: `${step.kind} ${step.node}`, model: step.model && `${step.model} version ${step.model_version}`, target: step.target,
-      shadow: step.is_shadow && "its answers are dropped", "fallback of": step.fallback_of, about: step.lines.join("; ") }), more);
-  if (step.model) void model(step).then((parts) => more.replaceChildren(...parts), (error) => put(more, `▲ ${error.message}`));
-  const rates = (counts = {}) => Object.entries(counts).map(([name, value]) => `${name} ${num(value)}/s`).join(", ");
+  side.replaceChildren(
+    h(
+      "div.title",
+      {},
+      h("h2", {}, step.title),
+      h("button", { type: "button", onclick: close, "aria-label": "Close" }, "✕"),
+    ),
+    numbers,
+    facts({
+      path: step.path,
+      in: `${step.kind} ${step.node}`,
+      model: step.model && `${step.model} version ${step.model_version}`,
+      target: step.target,
+      shadow: step.is_shadow && "its answers are dropped",
+      "fallback of": step.fallback_of,
+      about: step.lines.join("; "),
+    }),
+    more,
+  );
+  if (step.model)
+    void model(step).then(
+      (parts) => more.replaceChildren(...parts),
+      (error) => put(more, `▲ ${error.message}`),
+    );
+  const rates = (counts = {}) =>
+    Object.entries(counts)
+      .map(([name, value]) => `${name} ${num(value)}/s`)
+      .join(", ");
   return (steps, modelOf) => {
     const now = steps[step.path] ?? {};
     const served = modelOf(step);
-    put(numbers, facts({ runs: `${num(now.rate ?? 0)}/s`, p50: `${num(now.p50_ms)} ms`, p99: `${num(now.p99_ms)} ms`,
-      share: now.share != null && percent(now.share), accepted: now.accepted != null && percent(now.accepted),
-      skipped: now.skipped > 0 && `${num(now.skipped)}/s`, errors: now.errors ? `▲ ${rates(now.failures)}` : "none", events: rates(now.events),
-      queue: served && `${num(served.queue_size)}, p99 ${num(served.queue_p99_ms)} ms`, batch: served && `${num(served.batch_rows)} rows` }));
+    put(
+      numbers,
+      facts({
+        runs: `${num(now.rate ?? 0)}/s`,
+        p50: `${num(now.p50_ms)} ms`,
+        p99: `${num(now.p99_ms)} ms`,
+        share: now.share != null && percent(now.share),
+        accepted: now.accepted != null && percent(now.accepted),
+        skipped: now.skipped > 0 && `${num(now.skipped)}/s`,
+        errors: now.errors ? `▲ ${rates(now.failures)}` : "none",
+        events: rates(now.events),
+        queue: served && `${num(served.queue_size)}, p99 ${num(served.queue_p99_ms)} ms`,
+        batch: served && `${num(served.batch_rows)} rows`,
+      }),
+    );
   };
 }
 
 async function model(step) {
   const path = `v2/models/${encode(step.model)}/versions/${encode(step.model_version)}`;
-  const [machines, metadata, config] = await Promise.all(["ui/api/machines", path, `${path}/config`].map((one) => read(one)));
+  const [machines, metadata, config] = await Promise.all(
+    ["ui/api/machines", path, `${path}/config`].map((one) => read(one)),
+  );
   const replicas = grid("Replicas", { target: null, state: pill });
   replicas.fill(replicasOf(machines).filter((one) => one.target === step.target));
   const tensors = (all) => all.map((one) => `${one.name} ${one.datatype} [${one.shape}]`).join(", ");
-  return [facts({ versions: metadata.versions.join(", "), platform: metadata.platform, takes: tensors(metadata.inputs),
-    gives: tensors(metadata.outputs) }), replicas.node, folded("Configuration", h("pre", {}, JSON.stringify(config, null, 2)))];
+  return [
+    facts({
+      versions: metadata.versions.join(", "),
+      platform: metadata.platform,
+      takes: tensors(metadata.inputs),
+      gives: tensors(metadata.outputs),
+    }),
+    replicas.node,
+    folded("Configuration", h("pre", {}, JSON.stringify(config, null, 2))),
+  ];
 }
 
 function bandit(card, [{ node }]) {
@@ -123,19 +251,56 @@ function bandit(card, [{ node }]) {
 /** A rollout: how it stands, why, both sides, its guards, and the buttons that are allowed. */
 function rollout(card, { graph, node, candidate }) {
   const [stand, verdict] = [h("div"), h("p")];
-  const [sides, guards] = [grid("Both sides"), grid("Guards", { is_broken: (isBroken) => (isBroken ? "▲ yes" : "no") })];
-  const act = (action, ...question) => h("button", { type: "button", value: action,
-    onclick: () => control({ action, name: graph, node, reason: "by hand" }, question.length && question) }, action);
-  const buttons = [act("pause"), act("resume"),
-    act("promote", `Promote ${candidate}?`, "It gets its next share of the requests at once, whatever the guards say.", "Promote"),
-    act("abort", `Abort ${candidate}?`, "It gets no more requests.", "Abort")];
-  card.append(h("h2", {}, `Rollout of ${candidate} at ${node}`), stand, verdict, sides.node, guards.node,
-    h("menu", { hidden: !latest.state.actions.includes("rollout") }, buttons));
+  const [sides, guards] = [
+    grid("Both sides"),
+    grid("Guards", { is_broken: (isBroken) => (isBroken ? "▲ yes" : "no") }),
+  ];
+  const act = (action, ...question) =>
+    h(
+      "button",
+      {
+        type: "button",
+        value: action,
+        onclick: () => control({ action, name: graph, node, reason: "by hand" }, question.length && question),
+      },
+      action,
+    );
+  const buttons = [
+    act("pause"),
+    act("resume"),
+    act(
+      "promote",
+      `Promote ${candidate}?`,
+      "It gets its next share of the requests at once, whatever the guards say.",
+      "Promote",
+    ),
+    act("abort", `Abort ${candidate}?`, "It gets no more requests.", "Abort"),
+  ];
+  card.append(
+    h("h2", {}, `Rollout of ${candidate} at ${node}`),
+    stand,
+    verdict,
+    sides.node,
+    guards.node,
+    h("menu", { hidden: !latest.state.actions.includes("rollout") }, buttons),
+  );
   return (now) => {
-    put(stand, h("div", {}, pill(now.phase), ` ${num(now.percent)} % of the requests · step ${now.step + 1} of ${now.num_steps} · since `
-      + clock(now.changed_unix_ns / 1e6), track(bar(now.percent / 100))));
+    put(
+      stand,
+      h(
+        "div",
+        {},
+        pill(now.phase),
+        ` ${num(now.percent)} % of the requests · step ${now.step + 1} of ${now.num_steps} · since ` +
+          clock(now.changed_unix_ns / 1e6),
+        track(bar(now.percent / 100)),
+      ),
+    );
     put(verdict, [...new Set([now.verdict, ...now.history.toReversed()])].join("\n"));
-    sides.fill([{ side: "candidate", ...now.candidate_arm }, { side: "baseline", ...now.baseline_arm }]);
+    sides.fill([
+      { side: "candidate", ...now.candidate_arm },
+      { side: "baseline", ...now.baseline_arm },
+    ]);
     guards.fill(now.guard);
     const useless = { PAUSED: "pause", RUNNING: "resume" }[now.phase];
     for (const button of buttons) button.disabled = !useless || button.value === useless;
@@ -166,7 +331,8 @@ export class Picture {
       };
     }
     this.#write(() => [""]);
-    requestAnimationFrame(() => { // the entry to the middle
+    requestAnimationFrame(() => {
+      // the entry to the middle
       const place = this.node.parentElement?.getBoundingClientRect();
       const entry = this.node.querySelector('[data-role="tensors"]')?.getBoundingClientRect();
       if (place && entry) this.node.parentElement.scrollLeft += entry.x + entry.width / 2 - place.x - place.width / 2;
@@ -180,12 +346,24 @@ export class Picture {
       if (!now?.rate) return ["idle", ["idle"]];
       const model = modelOf(this.steps.get(path));
       const failing = now.errors / now.rate;
-      const isSlow = role === "step" && now.rate * window_s >= SLOW.runs && now.p99_ms >= Math.max(SLOW.ms, SLOW.ofMedian * now.p50_ms, SLOW.ofGraph * graph.p99_ms);
-      return [failing >= FAILING ? "failing" : isSlow ? "slow" : "",
-        [`${num(now.rate)}/s`, now.share != null && percent(now.share), failing >= FAILING && `▲ ${percent(failing)} fail`],
+      const isSlow =
+        role === "step" &&
+        now.rate * window_s >= SLOW.runs &&
+        now.p99_ms >= Math.max(SLOW.ms, SLOW.ofMedian * now.p50_ms, SLOW.ofGraph * graph.p99_ms);
+      return [
+        failing >= FAILING ? "failing" : isSlow ? "slow" : "",
+        [
+          `${num(now.rate)}/s`,
+          now.share != null && percent(now.share),
+          failing >= FAILING && `▲ ${percent(failing)} fail`,
+        ],
         [`${isSlow ? "◆ " : ""}p50 ${num(now.p50_ms)}`, `p99 ${num(now.p99_ms)} ms`],
-        [now.accepted != null && `accepts ${percent(now.accepted)}`, model?.queue_size && `queue ${model.queue_size}`,
-          model?.batch_rows > 1 && `batch ${num(model.batch_rows)}`]];
+        [
+          now.accepted != null && `accepts ${percent(now.accepted)}`,
+          model?.queue_size && `queue ${model.queue_size}`,
+          model?.batch_rows > 1 && `batch ${num(model.batch_rows)}`,
+        ],
+      ];
     });
     for (const edge of this.edges) {
       const share = Math.min((graph.steps[edge.dataset.step]?.rate ?? 0) / Math.max(graph.rate, 0.001), 1);
