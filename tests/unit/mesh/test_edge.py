@@ -214,5 +214,7 @@ def test_the_base_package_requires_little() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {requirement.partition(">")[0] for requirement in project["dependencies"]}
     base = {"argcomplete", "hpack", "numpy", "opentelemetry-api", "prometheus-client", "protobuf", "typing-extensions"}
-    assert base | {"cel-expr-python", "jinja2", "starlette", "uvicorn"} == names  # conditions; the gateway
+    assert (
+        base | {"cel-expr-python", "jinja2", "starlette", "uvicorn", "zstandard"} == names
+    )  # conditions; gateway; recordings
     assert ["onnxruntime>=1.22"] == project["optional-dependencies"]["onnx"]
