@@ -15,6 +15,13 @@ import numpy.typing as npt
 from weft.base.errors import InvalidArgumentError, UnsupportedError
 
 
+def fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    """Whether a tensor of declared ``dims`` may have this shape; -1 stands for any size."""
+    return len(shape) == len(dims) and all(
+        got >= 0 and want in (-1, got) for got, want in zip(shape, dims, strict=True)
+    )
+
+
 def reshaped(shape: Sequence[int], source: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
     """Convert ``shape``, which fits the dims ``source``, to one that fits ``target``.
 
@@ -329,8 +336,7 @@ def tensor_of(value: Any, datatype: str, dims: Sequence[int], *, name: str, has_
     if isinstance(value, np.ndarray | np.generic):
         return encode(np.asarray(value))
     array = array_of(value, datatype, what=f"value of input '{name}'")
-    is_row = len(dims) == array.ndim and all(dim in (-1, size) for dim, size in zip(dims, array.shape, strict=True))
-    if has_batch and is_row:
+    if has_batch and fits(array.shape, dims):
         array = array[np.newaxis]
     elif array.ndim <= 1 and all(dim == 1 for dim in dims) and (has_batch or array.size == 1):
         array = array.reshape((-1, *dims) if has_batch else tuple(dims))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from weft.base.core import InferCall, Parameters
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import EMPTY_BATCH_PARAMETER, ModelSignature, TensorSpec
-from weft.base.tensors import ITEMSIZE_BYTES, WireTensor, check_bytes, num_elements
+from weft.base.tensors import ITEMSIZE_BYTES, WireTensor, check_bytes, fits, num_elements
 
 
 def validate(call: InferCall, signature: ModelSignature, *, can_split: bool = False) -> int:
@@ -145,7 +145,7 @@ def _check_tensor(spec: TensorSpec, tensor: WireTensor, signature: ModelSignatur
         )
     row_shape = shape[1:] if has_batch else shape
     if (has_batch and (not shape or shape[0] < least_rows)) or (
-        (row_shape != spec.dims or -1 in row_shape) and not _fits(row_shape, spec.dims)
+        (row_shape != spec.dims or -1 in row_shape) and not fits(row_shape, spec.dims)
     ):
         limit = signature.max_batch_size
         sizes = f"{least_rows} to {limit}"
@@ -166,12 +166,6 @@ def _check_tensor(spec: TensorSpec, tensor: WireTensor, signature: ModelSignatur
             f"got {len(data)}"
         )
     return shape[0] if has_batch else 1
-
-
-def _fits(row_shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
-    return len(row_shape) == len(dims) and all(
-        got >= 0 and want in (-1, got) for got, want in zip(row_shape, dims, strict=True)
-    )
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from weft.backends.llm.settings import read_settings
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from weft.base.signature import ModelSignature
+from weft.base.tensors import fits
 from weft.capacity.costs import BatchCost, CostModel
 from weft.capacity.costs.language_model import read_language_model
 from weft.capacity.devices import DeviceSpec
@@ -216,7 +217,7 @@ def _checked_shapes(subject: Subject, options: PlanOptions) -> dict[str, tuple[i
             if -1 in dims and not spec.is_optional:
                 missing.append(f"--shape {spec.name}={'x'.join('N' if dim < 0 else str(dim) for dim in dims)}")
             continue
-        if len(given) != len(dims) or any(dim not in (-1, size) for dim, size in zip(dims, given, strict=True)):
+        if not fits(given, dims):
             raise InvalidArgumentError(
                 f"--shape {spec.name}={'x'.join(map(str, given))} does not fit model '{subject.name}', whose input "
                 f"'{spec.name}' has the dims {list(dims)} without the batch"

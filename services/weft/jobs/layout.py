@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.base.tensors import INTEGERS, NUMPY_BY_DATATYPE, Array, WireTensor, array_of, datatype_of, encode, shown
+from weft.base.tensors import INTEGERS, NUMPY_BY_DATATYPE, Array, WireTensor, array_of, datatype_of, encode, fits, shown
 from weft.base.text.suggestion import suggestion
 from weft.jobs.readers import parsed_json
 
@@ -134,7 +134,7 @@ def _dense(spec: TensorSpec, column: Any) -> Array | None:
     if array.null_count or array.type != _ARROW.get(spec.datatype) or spec.datatype == "BF16":
         return None
     own = tuple(shape[1:]) or (1,) * len(spec.dims)
-    if not _fits(own, spec.dims):
+    if not fits(own, spec.dims):
         return None
     values: Array = array.to_numpy(zero_copy_only=False)
     return values.astype(NUMPY_BY_DATATYPE[spec.datatype], copy=False).reshape(len(column), *own)
@@ -151,15 +151,11 @@ def _value(spec: TensorSpec, value: Any, *, is_text: bool) -> Array:
     array = array_of(value, spec.datatype, what=f"'{spec.name}'")
     if array.ndim == 0:
         array = array.reshape((1,) * len(spec.dims))
-    if not _fits(array.shape, spec.dims):
+    if not fits(array.shape, spec.dims):
         raise InvalidArgumentError(
             f"'{spec.name}' has shape {list(array.shape)}, which does not fit {list(spec.dims)}: {shown(value)}"
         )
     return array
-
-
-def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
-    return len(shape) == len(dims) and all(want in (-1, got) for got, want in zip(shape, dims, strict=True))
 
 
 def _output_type(spec: TensorSpec, *, is_binary: bool) -> pa.DataType:

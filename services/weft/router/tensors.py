@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.base.errors import InternalError, InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.base.tensors import ITEMSIZE_BYTES, WireTensor, check_bytes, num_elements
+from weft.base.tensors import ITEMSIZE_BYTES, WireTensor, check_bytes, fits, num_elements
 
 #: Numbers of rows, ascending.
 Rows = Sequence[int]
@@ -121,7 +121,7 @@ def misfit(tensor: WireTensor, spec: TensorSpec, *, has_batch: bool, num_rows: i
         return f"it is {datatype}, declared as {spec.datatype}"
     row_shape = shape[1:] if has_batch else shape
     if (has_batch and (not shape or shape[0] < 0)) or (
-        (row_shape != spec.dims or -1 in row_shape) and not _fits(row_shape, spec.dims)
+        (row_shape != spec.dims or -1 in row_shape) and not fits(row_shape, spec.dims)
     ):
         dims = (-1, *spec.dims) if has_batch else spec.dims
         return f"its shape is [{_text(shape)}], declared as [{_text(dims)}]"
@@ -135,12 +135,6 @@ def misfit(tensor: WireTensor, spec: TensorSpec, *, has_batch: bool, num_rows: i
     elif len(data) != (expected := num_elements(shape) * ITEMSIZE_BYTES[datatype]):
         return f"it has {len(data)} bytes, its shape [{_text(shape)}] takes {expected}"
     return ""
-
-
-def _fits(row_shape: tuple[int, ...], dims: tuple[int, ...]) -> bool:
-    return len(row_shape) == len(dims) and all(
-        got >= 0 and want in (-1, got) for got, want in zip(row_shape, dims, strict=True)
-    )
 
 
 def _text(dims: tuple[int, ...]) -> str:

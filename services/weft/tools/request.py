@@ -9,7 +9,7 @@ import numpy as np
 from weft.base.core import ParameterValue
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import TensorSpec
-from weft.base.tensors import Array, WireTensor, array_of, encode
+from weft.base.tensors import Array, WireTensor, array_of, encode, fits
 
 _PROMPT = "text_input"  # of language models, after the vLLM backend of Triton Inference Server
 
@@ -48,7 +48,7 @@ def _rows(spec: TensorSpec, elements: Sequence[bytes]) -> WireTensor:
     value = np.empty(len(elements), dtype=np.object_)
     value[:] = list(elements)
     rows = value.reshape(len(elements), *[1] * (len(spec.dims) - 1)) if spec.dims else value
-    return encode(rows if _fits(rows.shape, spec.dims) else _fit(value, spec))
+    return encode(rows if fits(rows.shape, spec.dims) else _fit(value, spec))
 
 
 def content_of(text: str) -> str:
@@ -92,15 +92,11 @@ def parameter_value(text: str) -> ParameterValue:
 def _fit(array: Array, spec: TensorSpec) -> Array:
     """``array`` with leading dimensions of 1 added until it has the rank of the input."""
     shape = (1,) * (len(spec.dims) - array.ndim) + array.shape
-    if not _fits(shape, spec.dims):
+    if not fits(shape, spec.dims):
         raise InvalidArgumentError(
             f"value of input '{spec.name}' has shape {list(array.shape)}, which does not fit {list(spec.dims)}"
         )
     return array.reshape(shape)
-
-
-def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
-    return len(shape) == len(dims) and all(want in (-1, got) for got, want in zip(shape, dims, strict=True))
 
 
 def _open_bytes_input(specs: Sequence[TensorSpec], named: Container[str]) -> TensorSpec:

@@ -13,7 +13,7 @@ from weft.capacity.costs.language_model import LanguageModel
 from weft.capacity.costs.onnx_model import OnnxModel
 from weft.capacity.costs.torch_model import TorchModel
 from weft.llm.config import EngineConfig
-from weft.llm.models.mixtral import Mixtral
+from weft.llm.models.llama import Mixtral
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.weights import random_weights

@@ -9,7 +9,7 @@ from weft.capacity.costs.language_model import LanguageModel
 from weft.capacity.devices import DeviceSpec
 from weft.capacity.roofline import DeviceTarget, interpolated, level, on_grid
 from weft.llm.config import EngineConfig
-from weft.llm.models.mixtral import Mixtral
+from weft.llm.models.llama import Mixtral
 from weft.llm.models.model_config import TransformerConfig
 
 DEVICE = DeviceSpec("d", 80 << 30, 1e12, {"fp32": 1e14}, compute_share=1.0, bandwidth_share=1.0, kernel_s=0.0)

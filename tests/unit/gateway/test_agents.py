@@ -16,14 +16,14 @@ from tests.case_files import Case, cases, says, table
 
 from weft.base.errors import ResourceExhaustedError
 from weft.gateway import anthropic
-from weft.gateway.anthropic.writer import MessageWriter
+from weft.gateway.anthropic import MessageWriter
 from weft.gateway.errors import RequestError
 from weft.gateway.openai import responses
 from weft.gateway.openai.answer import REASONING_MARKS, AnswerForm
 from weft.gateway.openai.endpoint import Endpoint
 from weft.gateway.openai.generate import ChoiceDelta
 from weft.gateway.openai.parts import PartWriter
-from weft.gateway.openai.responses.writer import ResponseWriter
+from weft.gateway.openai.responses import ResponseWriter
 from weft.gateway.openai.tools import FORMATS
 
 ENDPOINTS: dict[str, Endpoint] = {"responses": responses.ENDPOINT, "messages": anthropic.ENDPOINTS[0]}

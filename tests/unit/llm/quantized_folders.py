@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 
 from weft.llm.config import TransformerConfig
 from weft.llm.models.experts import MixtureConfig
-from weft.llm.models.llama import Llama
-from weft.llm.models.mixtral import Mixtral
+from weft.llm.models.llama import Llama, Mixtral
 from weft.llm.weights.parts import Part
 
 CONFIG = Llama(

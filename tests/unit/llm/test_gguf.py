@@ -18,16 +18,11 @@ from tests.unit.llm.engine_fixture import logits_of_text
 
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.llm.config import TransformerConfig
-from weft.llm.models.gemma2 import Gemma2
-from weft.llm.models.gemma3 import Gemma3
+from weft.llm.models.gemma import Gemma2, Gemma3
 from weft.llm.models.granite import Granite
-from weft.llm.models.llama import Llama
-from weft.llm.models.mixtral import Mixtral
+from weft.llm.models.llama import Llama, Mixtral
 from weft.llm.models.olmo2 import Olmo2
-from weft.llm.models.qwen2 import Qwen2
-from weft.llm.models.qwen2_moe import Qwen2Moe
-from weft.llm.models.qwen3 import Qwen3
-from weft.llm.models.qwen3_moe import Qwen3Moe
+from weft.llm.models.qwen import Qwen2, Qwen2Moe, Qwen3, Qwen3Moe
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
 from weft.llm.weights.gguf_source import BLOCK_TYPES, to_weight

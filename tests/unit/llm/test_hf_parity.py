@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from weft.llm.config import TransformerConfig
-from weft.llm.models.gemma3 import Gemma3
+from weft.llm.models.gemma import Gemma3
 from weft.llm.models.gpt_oss import GptOss
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import read_config

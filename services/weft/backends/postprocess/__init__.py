@@ -8,7 +8,7 @@ from weft.serving.backends.loading import LazyBackends
 BACKENDS: Mapping[str, type[Backend]] = LazyBackends(
     {
         "detokenize": "weft.backends.postprocess.detokenize:DetokenizeBackend",
-        "detokenize_stream": "weft.backends.postprocess.detokenize_stream:DetokenizeStreamBackend",
+        "detokenize_stream": "weft.backends.postprocess.detokenize:DetokenizeStreamBackend",
         "distribution": "weft.backends.postprocess.distribution:DistributionBackend",
         "interval": "weft.backends.postprocess.interval:IntervalBackend",
         "nearest": "weft.backends.postprocess.nearest:NearestBackend",

@@ -1,4 +1,4 @@
-"""BERT and RoBERTa: absolute positions, and a norm behind each part of a layer."""
+"""BERT and RoBERTa: absolute positions, a norm behind each part of a layer. ModernBERT: rotary ones, gated products."""
 
 from typing import ClassVar
 
@@ -8,7 +8,9 @@ from typing_extensions import override
 
 from weft.llm.encoders.folder import pad_token
 from weft.llm.encoders.layers import Layer, Texts, Weights, activation, sizes
-from weft.llm.models.fields import Fields, above_zero, choice, count, fault
+from weft.llm.models.fields import FULL, SLIDING, Fields, above_zero, choice, count, fault, flag, layer_types
+from weft.llm.models.model import rope_tables
+from weft.llm.models.rope import check_rotation, checked_rope
 
 
 class Bert:
@@ -95,3 +97,91 @@ class Roberta(Bert):
         num_before = is_token.cumsum(0)
         num_before = num_before - (num_before - is_token.long())[texts.starts][texts.owners]
         return num_before * is_token + self._pad_id
+
+
+class ModernBert:
+    """An encoder of the class ``ModernBertModel``; ``num_labels`` of 0: it has no head for scores."""
+
+    prefix: ClassVar[str] = "model."
+    ignored: ClassVar[tuple[str, ...]] = (
+        "position_embedding_type",
+        "decoder_bias",
+        "sparse_prediction",
+        "sparse_pred_ignore_index",
+        "classifier_bias",
+    )
+
+    def __init__(self, fields: Fields, weights: Weights, num_labels: int) -> None:
+        width, inner, self._num_heads, num_layers = sizes(fields)
+        eps, act = above_zero(fields, "norm_eps", 1e-5), activation(fields, "hidden_activation")
+        norm_bias, bias, mlp_bias = (flag(fields, name) for name in ("norm_bias", "attention_bias", "mlp_bias"))
+        every = count(fields, "global_attn_every_n_layers", 3)
+        types = layer_types(fields) or [SLIDING if index % every else FULL for index in range(num_layers)]
+        self._window = count(fields, "local_attention", 128) // 2
+        self._ropes = _ropes(fields, width // self._num_heads, weights.device)
+        self._words = weights.tensor("embeddings.tok_embeddings.weight", count(fields, "vocab_size"), width)
+        self._act, self._layers = act, []
+
+        def norm(name: str) -> Layer:
+            return weights.norm(name, width, eps, has_bias=norm_bias)
+
+        self._first_norm, self._last_norm = norm("embeddings.norm"), norm("final_norm")
+        for index, kind in enumerate(types):
+            name = f"layers.{index}."
+            self._layers.append(
+                (
+                    kind,
+                    norm(name + "attn_norm") if index else lambda x: x,
+                    weights.linear(name + "attn.Wqkv", 3 * width, width, has_bias=bias),
+                    weights.linear(name + "attn.Wo", width, width, has_bias=bias),
+                    norm(name + "mlp_norm"),
+                    weights.linear(name + "mlp.Wi", 2 * inner, width, has_bias=mlp_bias),
+                    weights.linear(name + "mlp.Wo", width, inner, has_bias=mlp_bias),
+                )
+            )
+        if num_labels:
+            self._pooling = choice(fields, "classifier_pooling", ("cls", "mean"), "cls")
+            self._head_act = activation(fields, "classifier_activation")
+            self._head = (
+                weights.linear("head.dense", width, width, has_bias=flag(fields, "classifier_bias")),
+                norm("head.norm"),
+                weights.linear("classifier", num_labels, width),
+            )
+
+    def hidden(self, texts: Texts) -> Tensor:
+        """Hidden states ``[T, width]`` behind the final norm."""
+        x = self._first_norm(self._words[texts.token_ids])
+        turns = {kind: [table[texts.positions][:, None, None] for table in rope] for kind, rope in self._ropes.items()}
+        for kind, norm, qkv, out, mlp_norm, up, down in self._layers:
+            heads = qkv(norm(x)).unflatten(1, (3, self._num_heads, -1))
+            heads[:, :2] = _rotated(heads[:, :2], *turns[kind])
+            x = x + out(texts.attend(heads, self._window if kind == SLIDING else 0))
+            left, gate = up(mlp_norm(x)).chunk(2, -1)
+            x = x + down(self._act(left) * gate)
+        return self._last_norm(x)
+
+    def scores(self, texts: Texts, hidden: Tensor) -> Tensor:
+        """Scores ``[B, num_labels]``, before any activation."""
+        dense, norm, last = self._head
+        return last(norm(self._head_act(dense(texts.pool(hidden, self._pooling).to(hidden.dtype)))))
+
+
+def _ropes(fields: Fields, head_dim: int, device: torch.device) -> dict[str, list[Tensor]]:
+    """Tables of cosines and sines by position for both kinds of layers."""
+    given, longest = fields.get("rope_parameters") or {}, count(fields, "max_position_embeddings")
+    if fields.get("rope_scaling"):
+        raise fault("rope_scaling", "absent", fields["rope_scaling"])
+    if not isinstance(given, dict) or not all(isinstance(given.get(kind) or {}, dict) for kind in (FULL, SLIDING)):
+        raise fault("rope_parameters", f"an object with one for {FULL} and for {SLIDING}", given)
+    wide, ropes = fields.get("global_rope_theta", 160000.0), {}
+    for kind, theta in ((FULL, wide), (SLIDING, fields.get("local_rope_theta", 10000.0) or wide)):
+        own = {"rope_theta": theta, **(given.get(kind) or {})}
+        rope = checked_rope(own, where=f"config.json: rope_parameters.{kind}")
+        check_rotation(rope, head_dim, may_be_partial=False)
+        ropes[kind] = [table.to(device) for table in rope_tables(rope, head_dim, longest)]
+    return ropes
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.float().chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from weft.llm.encoders.bert import Bert, Roberta
+from weft.llm.encoders.bert import Bert, ModernBert, Roberta
 from weft.llm.encoders.folder import EncoderFolder
 from weft.llm.encoders.layers import Layer, Texts, Weights
-from weft.llm.encoders.modernbert import ModernBert
 from weft.llm.weights.checkpoint import Checkpoint
 
 #: A new family is a module beside this one, its class here, and its name in ``folder``.

@@ -11,7 +11,7 @@ from typing_extensions import override
 from weft.llm import ops
 from weft.llm.models.decoder import LayerSettings, StepInput
 from weft.llm.models.heads import HeadConfig, HeadLayer, renamed
-from weft.llm.models.qwen2 import Qwen2
+from weft.llm.models.qwen import Qwen2
 from weft.llm.weights.gguf import GgufLayout
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD, Part, layer_prefix
 

@@ -8,21 +8,15 @@ from typing import TYPE_CHECKING, Any
 from weft.base.errors import NotFoundError
 from weft.llm.models.fields import fault
 from weft.llm.models.foreign import foreign_config
-from weft.llm.models.gemma2 import Gemma2
-from weft.llm.models.gemma3 import Gemma3
+from weft.llm.models.gemma import Gemma2, Gemma3
 from weft.llm.models.gpt_oss import GptOss
 from weft.llm.models.granite import Granite
-from weft.llm.models.llama import Llama
+from weft.llm.models.llama import Llama, Mistral, Mixtral
 from weft.llm.models.mimo import Mimo
-from weft.llm.models.mistral import Mistral
-from weft.llm.models.mixtral import Mixtral
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.olmo2 import Olmo2
 from weft.llm.models.phi3 import Phi3
-from weft.llm.models.qwen2 import Qwen2
-from weft.llm.models.qwen2_moe import Qwen2Moe
-from weft.llm.models.qwen3 import Qwen3
-from weft.llm.models.qwen3_moe import Qwen3Moe
+from weft.llm.models.qwen import Qwen2, Qwen2Moe, Qwen3, Qwen3Moe
 from weft.llm.weights.folder_source import FolderSource
 from weft.llm.weights.gguf import config_of_gguf, find_gguf
 from weft.llm.weights.parts import read_object

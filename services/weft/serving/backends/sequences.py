@@ -15,6 +15,7 @@ from weft.base.tensors import (
     decode,
     encode,
     encode_bytes,
+    fits,
     num_elements,
 )
 from weft.serving.backends.base import Backend, Batch
@@ -172,10 +173,7 @@ def _fault(state: ImplicitState, array: Array | None, *, has_batch: bool) -> str
     if array is None:
         return f"did not give output '{state.output}', which is the state of the sequence"
     expected = (1, *state.spec.dims) if has_batch else state.spec.dims
-    fits = len(array.shape) == len(expected) and all(
-        want in (-1, got) for want, got in zip(expected, array.shape, strict=True)
-    )
-    if array.dtype != NUMPY_BY_DATATYPE[state.spec.datatype] or not fits:
+    if array.dtype != NUMPY_BY_DATATYPE[state.spec.datatype] or not fits(array.shape, expected):
         return (
             f"gave state '{state.output}' as {array.dtype} {list(array.shape)}; its configuration says "
             f"{state.spec.datatype} {list(expected)}"

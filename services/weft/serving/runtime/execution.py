@@ -16,7 +16,7 @@ from weft.base.observing.failures import disclose
 from weft.base.observing.logs import get_logger
 from weft.base.observing.telemetry import trace_id_of
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.base.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, datatype_of, encode, reshaped
+from weft.base.tensors import NUMPY_BY_DATATYPE, Array, WireTensor, datatype_of, encode, fits, reshaped
 from weft.serving.backends.base import Backend, Batch, TensorBackend
 from weft.serving.request.request import (
     RESCHEDULED,
@@ -238,9 +238,7 @@ class OutputEncoder:
         shape = array.shape
         dims = spec.dims if spec.reshape is None else spec.reshape
         expected = (num_rows, *dims) if self._has_batch else dims
-        if shape != expected and (
-            len(shape) != len(expected) or any(want not in (-1, got) for got, want in zip(shape, expected, strict=True))
-        ):
+        if shape != expected and not fits(shape, expected):
             if not self._is_checked:
                 return encode(array)
             raise InternalError(
@@ -257,8 +255,7 @@ class OutputEncoder:
         """What a model of another process has encoded, which is not checked, as clients see it."""
         dims = spec.dims if spec.reshape is None else spec.reshape
         expected = (num_rows, *dims) if self._has_batch else dims
-        pairs = zip(expected, tensor.shape, strict=False)
-        if len(tensor.shape) != len(expected) or any(want not in (-1, got) for want, got in pairs):
+        if not fits(tensor.shape, expected):
             return tensor
         return tensor._replace(shape=reshaped(tensor.shape, dims, spec.dims))
 

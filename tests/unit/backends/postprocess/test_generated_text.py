@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from weft.backends.postprocess.detokenize_stream import DecodeContext, TextOptions, new_text
+from weft.backends.postprocess.detokenize import DecodeContext, TextOptions, new_text
 from weft.base.errors import InvalidArgumentError
 from weft.serving.detokenizer import Detokenizer
 

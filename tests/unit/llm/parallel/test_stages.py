@@ -21,7 +21,7 @@ from weft.base.errors import InvalidArgumentError
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.engine_core import EngineCore
 from weft.llm.metrics import EngineMetrics
-from weft.llm.models.gemma2 import Gemma2
+from weft.llm.models.gemma import Gemma2
 from weft.llm.models.lora import LoraBank
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import ARCHITECTURES, config_from_json

@@ -1,10 +1,12 @@
-"""Gemma 2: four norms in a layer, soft caps of scores and logits, and a window in every second layer.
+"""Gemma 2 and 3 (text).
 
-Gemma Team, "Gemma 2: Improving Open Language Models at a Practical Size", 2024, https://arxiv.org/abs/2408.00118.
+Gemma 2 has four norms in a layer, soft caps of scores and logits, and a window in every second layer: Gemma Team, 2024,
+https://arxiv.org/abs/2408.00118. Gemma 3 has no soft caps; five of six layers have a window and a rotary embedding of
+their own: Gemma Team, 2025, https://arxiv.org/abs/2503.19786.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
@@ -13,6 +15,7 @@ from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer, LayerSettings, StepInput
 from weft.llm.models.fields import count, fault, is_above_zero, sliding_layers
 from weft.llm.models.model_config import TransformerConfig
+from weft.llm.models.rope import checked_rope, rope_of_config
 from weft.llm.weights.gguf import GgufLayout
 from weft.llm.weights.parts import Part
 
@@ -151,3 +154,62 @@ def scalar_of_gguf(config: Mapping[str, Any], layers_of_largest: int) -> dict[st
     is_largest = config["num_hidden_layers"] == layers_of_largest
     scalar = config["hidden_size"] // config["num_attention_heads"] if is_largest else config["head_dim"]
     return {"query_pre_attn_scalar": scalar}
+
+
+@dataclass(frozen=True)
+class Gemma3(Gemma2):
+    """Configuration of Gemma 3."""
+
+    architecture = "Gemma3ForCausalLM"
+    defaults: ClassVar = {
+        **Gemma2.defaults,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "sliding_window_pattern": 6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    }
+    gguf = Gemma2.gguf._replace(
+        architecture="gemma3", numbers={}, derived=lambda config: scalar_of_gguf(config, layers_of_largest=62)
+    )
+
+    local_rope: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "local_rope", checked_rope(self.local_rope))
+
+    @classmethod
+    @override
+    def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        ropes = values.get("rope_parameters") or {}
+        if not isinstance(ropes, Mapping):
+            raise fault("rope_parameters", "an object", ropes)
+        local = ropes.get("sliding_attention") or {}
+        return super().fields_of(values) | {
+            "has_qk_norm": True,
+            "local_rope": rope_of_config({"rope_theta": values["rope_local_base_freq"], "rope_parameters": local}),
+        }
+
+    @classmethod
+    @override
+    def rope_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        ropes = values.get("rope_parameters") or {}
+        is_by_kind = any(isinstance(rope, Mapping) for rope in ropes.values())  # as transformers 5 writes it
+        return rope_of_config({**values, "rope_parameters": ropes.get("full_attention") if is_by_kind else ropes})
+
+    @property
+    @override
+    def ropes(self) -> tuple[dict[str, Any], ...]:
+        return self.rope, self.local_rope
+
+    @override
+    def rope_index(self, index: int) -> int:
+        return int(self.windows[index] > 0)
+
+    @property
+    @override
+    def max_context_len(self) -> int:
+        return self.max_position_embeddings  # of the extended model, other than with Llama
