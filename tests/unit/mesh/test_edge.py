@@ -216,5 +216,5 @@ def test_the_base_package_requires_little() -> None:
     base = {"argcomplete", "hpack", "numpy", "opentelemetry-api", "prometheus-client", "protobuf", "typing-extensions"}
     assert (
         base | {"cel-expr-python", "jinja2", "starlette", "uvicorn", "zstandard"} == names
-    )  # conditions; gateway; recordings
+    )  # also conditions, gateway
     assert ["onnxruntime>=1.22"] == project["optional-dependencies"]["onnx"]
