@@ -38,10 +38,12 @@ def _setting(
     return _method(name, why_not, build)
 
 
+def _has_bf16() -> bool:
+    return multiplies_natively(require("torch", "torch").bfloat16)
+
+
 def _why_not_bf16(source: SourceModel) -> str:
-    if source.has_gpu_instances() or multiplies_natively(require("torch", "torch").bfloat16):
-        return ""
-    return "this CPU has no instructions for bfloat16"
+    return "" if source.has_gpu_instances() or _has_bf16() else "this CPU has no instructions for bfloat16"
 
 
 def _why_not_compile(source: SourceModel) -> str:
