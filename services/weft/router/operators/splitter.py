@@ -253,11 +253,10 @@ class SplitterNode(AlternativesNode):
 
     @override
     async def run(self, run: Run) -> None:
-        rollout, step = self._rollout, self._steps[index := self._choose(run)]
-        if rollout is None:
+        rollout, step, request = self._rollout, self._steps[index := self._choose(run)], run.request
+        if rollout is None or (request.pins is not None and self.plan.name in request.pins):  # who pins is no evidence
             await step.run(run)
             return
-        request = run.request
         if rollout.news and (span := get_current_span(run.context)).is_recording():
             span.set_attribute("weft.rollout", rollout.news)
             rollout.news = ""

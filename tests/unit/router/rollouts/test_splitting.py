@@ -71,6 +71,15 @@ async def test_each_key_moves_to_the_candidate_once_and_back_once() -> None:
     assert 3.0 == pytest.approx(back.count("root[a]") / back.count("root[b]"), abs=0.5)
 
 
+async def test_a_pinned_request_is_no_evidence() -> None:
+    """Who chooses the step of a request can neither end nor promote a rollout."""
+    s = Splitting(STICKY, is_pinning_allowed=True)
+    for step in ("new", "a"):
+        pinned = CallContext(headers={"x-graph-route": f"root={step}"})
+        assert f"root[{step}]" == await s.path("user", context=pinned)
+    assert (0, 0, 0, 0) == s.counts()
+
+
 async def test_without_a_key_the_shares_are_drawn() -> None:
     """As they stand."""
     s = Splitting(STICKY.replace("sticky_by: 'request.id'", ""))
