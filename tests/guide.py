@@ -134,8 +134,9 @@ class Reader:
         log = self._folder / f"{command[1]}.log"
         with log.open("w") as stream:
             process = subprocess.Popen(
-                command, cwd=self._folder, env=self._variables, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL
-            )
+                command, cwd=self._folder, env=self._variables, text=True,
+                stdout=stream, stderr=stream, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
         with _ended(process):
             deadline_s = time.monotonic() + WAIT_S
             while not shown.search(log.read_text()):
