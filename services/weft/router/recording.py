@@ -179,17 +179,17 @@ class Recorder:
                 async with asyncio.timeout(min(_FRAME_S, end_s - time.monotonic())):
                     await self._stop.wait()
             reason = "stopped" if self._stop.is_set() else "its time is over" if time.monotonic() >= end_s else ""
-            waiting, self.waiting, is_written = self.waiting, [], False
+            waiting, self.waiting, num_written = self.waiting, [], 0
             try:
-                is_written = not waiting or await asyncio.to_thread(self._write, waiting)
-                reason = reason if is_written else "its file is as large as it may be"
+                num_written = await asyncio.to_thread(self._write, waiting) if waiting else 0
+                reason = reason if num_written == len(waiting) else "its file is as large as it may be"
             except Exception as error:
                 reason = f"writing failed: {getattr(error, 'strerror', None) or type(error).__name__}"
                 _log.warning("recording %s", status.file[0], exc_info=error)
             self.num_held_bytes -= sum(kept.num_bytes for kept in waiting)
             status.num_bytes = self._writer.num_bytes
-            status.num_requests += is_written * len(waiting)
-            status.num_dropped += (not is_written) * len(waiting)
+            status.num_requests += num_written
+            status.num_dropped += len(waiting) - num_written
         status.num_dropped += len(self.waiting)
         self.waiting.clear()
         status.end_reason, status.is_running = reason, False
@@ -199,13 +199,16 @@ class Recorder:
         _log.info("recorded %d requests to %s: %s", status.num_requests, status.file[0], reason)
         self._on_end()
 
-    def _write(self, waiting: Sequence[Kept]) -> bool:
+    def _write(self, waiting: Sequence[Kept]) -> int:
+        """Write as many as there is room for; returns their number."""
         entries = []
         for number, kept in enumerate(waiting):
             entries.append(kept.entry(self._redaction))
             if number % _TURN == 0:
                 time.sleep(0)
-        return self._writer.write(entries, self._request.max_bytes)
+        while entries and not self._writer.write(entries, self._request.max_bytes):
+            del entries[len(entries) // 2 :]
+        return len(entries)
 
 
 class Recordings(Collector):

@@ -54,12 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Replay; returns the exit status. Raises WeftError: a target cannot be used."""
-    logging.getLogger("weft").setLevel(logging.ERROR)  # of models in this process
+    log = logging.getLogger("weft")
+    level = log.level
+    log.setLevel(logging.ERROR)  # of models in this process
     try:
         report, notes = asyncio.run(replayed(options))
     except (WeftError, OSError) as error:
         print(f"weft replay: {error}", file=sys.stderr)
         return 2
+    finally:
+        log.setLevel(level)
     print(*(f"weft replay: note: {note}" for note in notes), sep="\n", end="\n" * bool(notes), file=sys.stderr)
     facts = report.facts() | {"notes": notes}
     print(json.dumps(facts) if options.json else report.text(is_markdown=options.markdown))
