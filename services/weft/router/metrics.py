@@ -91,7 +91,7 @@ class RolloutCollector(Collector):
         phase = GaugeMetricFamily("weft_rollout_phase", "1: it is in this phase", labels=(*labels, "phase"))
         requests = CounterMetricFamily("weft_rollout_requests", "Runs of a side", labels=(*labels, "arm"))
         errors = CounterMetricFamily("weft_rollout_errors", "Runs of a side that failed", labels=(*labels, "arm"))
-        rollouts = sorted(self._member.rollouts.values(), key=lambda one: one.state.changed_unix_ns)
+        rollouts = sorted(self._member.known, key=lambda one: one.state.changed_unix_ns)
         for key, one in {(one.graph, one.name, one.plan.candidate): one for one in rollouts}.items():
             percent.add_metric(key, 100 * share_now(one.plan, one.state))
             step.add_metric(key, one.state.step)

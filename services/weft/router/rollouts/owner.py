@@ -56,6 +56,11 @@ class RolloutMember:
         self._failure = ""
         self._following: asyncio.Task[None] | None = None
 
+    @property
+    def known(self) -> list[Rollout]:
+        """As ``rollouts``, with those of graphs that were loaded since the last look."""
+        return list((self.rollouts | {one.key: one for one in self._store}).values())
+
     async def start(self) -> None:
         """Read the shared state, before graphs load, and follow it from now on."""
         await self._try_to_look()
