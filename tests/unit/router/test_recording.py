@@ -286,9 +286,10 @@ async def test_an_end_goes_on_without_who_asked(tmp_path: Path, monkeypatch: pyt
     writing, going_on, write = asyncio.Event(), threading.Event(), recording.Recorder._write
     loop = asyncio.get_running_loop()
 
-    def wait(*arguments: Any) -> bool:
+    def wait(*arguments: Any) -> int:
         loop.call_soon_threadsafe(writing.set)
-        return going_on.wait() and write(*arguments)
+        going_on.wait()
+        return write(*arguments)
 
     monkeypatch.setattr(recording.Recorder, "_write", wait)
     async with served(tmp_path) as s:
