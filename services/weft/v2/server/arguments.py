@@ -2,10 +2,11 @@
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.base.errors import EXIT_HUNG
-from weft.base.text.argument_types import not_negative, not_negative_integer, positive, positive_integer
+from weft.base.text.argument_types import add, not_negative, not_negative_integer, positive, positive_integer
 
 if TYPE_CHECKING:
     from weft.wire.server.methods import ServerOptions
@@ -73,7 +74,7 @@ def add_limit_arguments(parser: Parser, *, has_defaults: bool = True) -> None:
         default = limit.default if has_defaults else None
         where = "" if limit.name in _GRPCIO.values() else "; --wire weft alone"
         text = f"{limit.meaning}{where} (default {limit.default:.12g})"
-        parser.add_argument(limit.flag, type=limit.type, default=default, metavar="N", help=text)
+        add(parser, f"{limit.flag} N", text, limit.type, default)
 
 
 def given_limits(options: argparse.Namespace) -> Iterator[str]:
@@ -99,37 +100,25 @@ def grpcio_limits(options: "ServerOptions") -> list[tuple[str, int]]:
 
 def add_process_arguments(parser: argparse.ArgumentParser, *, metrics_port: int) -> None:
     """Add arguments for addresses, shutdown, take-over and logging."""
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    parser.add_argument(
-        "--metrics-port", type=int, default=metrics_port, help="0: chosen by the system (default %(default)s)"
-    )
-    parser.add_argument(
-        "--grace-s", type=not_negative, default=10.0, help="time to finish work at a stop (default %(default)g)"
-    )
-    parser.add_argument(
+    option = partial(add, parser)
+    option("--host HOST", "address to listen on (default %(default)s)", default="127.0.0.1")
+    option("--metrics-port METRICS_PORT", "0: chosen by the system (default %(default)s)", int, metrics_port)
+    option("--grace-s GRACE_S", "time to finish work at a stop (default %(default)g)", not_negative, 10.0)
+    option(
         "--share-ports",
-        action="store_true",
-        help="let a process with --take-over listen on the same ports; without it a second process is refused",
+        "let a process with --take-over listen on the same ports; without it a second process is refused",
     )
-    parser.add_argument(
+    option(
         "--take-over",
-        action="store_true",
-        help="another process, with --share-ports, serves on these ports and will be told to end: listen when "
-        "everything is ready, and end if it is not",
+        "another process, with --share-ports, serves on these ports and will be told to end: listen when everything is "
+        "ready, and end if it is not",
     )
-    parser.add_argument(
-        "--watchdog-abort-s",
-        type=not_negative,
-        default=0.0,
-        metavar="N",
-        help=f"end the process with status {EXIT_HUNG} when its event loop hangs for so long; 0: never (default 0)",
-    )
-    parser.add_argument(
+    hung = f"end the process with status {EXIT_HUNG} when its event loop hangs for so long; 0: never (default 0)"
+    option("--watchdog-abort-s N", hung, not_negative, 0.0)
+    option(
         "--log-level",
+        "lowest level logged, to standard error: for people on a terminal, else JSON lines (default info)",
         choices=LOG_LEVELS,
         default="info",
-        help="lowest level logged, to standard error: for people on a terminal, else JSON lines (default info)",
     )
-    parser.add_argument(
-        "--stop-with-stdin", action="store_true", help="stop when standard input ends, so as not to outlive the parent"
-    )
+    option("--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")

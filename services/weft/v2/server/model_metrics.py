@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from weft.base.observing.logs import get_logger
-from weft.base.text.argument_types import argument
+from weft.base.text.argument_types import add, argument
 
 #: Time that a service has for its page, in seconds.
 FETCH_TIMEOUT_S = 1.0
@@ -54,15 +54,11 @@ class MetricsSource(NamedTuple):
 
 def add_metrics_from_argument(parser: argparse.ArgumentParser) -> None:
     """Add ``--metrics-from``, any number of times."""
-    parser.add_argument(
-        "--metrics-from",
-        type=argument(MetricsSource.parse),
-        action="append",
-        default=[],
-        metavar="[NAME=]URL",
-        help="page of a service's metrics, for example http://127.0.0.1:8022/metrics: those that its models have "
-        'registered are on this page too, with the label service="NAME" if there is one; may be repeated',
+    text = (
+        "page of a service's metrics, for example http://127.0.0.1:8022/metrics: those that its models have registered "
+        'are on this page too, with the label service="NAME" if there is one; may be repeated'
     )
+    add(parser, "--metrics-from [NAME=]URL ...", text, argument(MetricsSource.parse))
 
 
 class ModelMetricsCollector(Collector):

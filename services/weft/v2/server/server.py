@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -29,6 +30,7 @@ from weft.base.observing.watchdog import LoopWatchdog
 from weft.base.processes.malloc import keep_freed_memory
 from weft.base.security.arguments import add_server_arguments
 from weft.base.statistics import ModelStatistics
+from weft.base.text.argument_types import add
 from weft.v2.client.channels import MAX_MESSAGE_BYTES
 from weft.v2.client.wires import add_wire_argument
 from weft.v2.protocol.services import HEALTH
@@ -118,38 +120,27 @@ _NO_EXTENSION = Extension()
 def add_arguments(parser: argparse.ArgumentParser, *, grpc_port: int, metrics_port: int) -> None:
     """Add the arguments of every service; the given ports are the defaults."""
     add_process_arguments(parser, metrics_port=metrics_port)
-    parser.add_argument(
-        "--grpc-port", type=int, default=grpc_port, help="0: chosen by the system (default %(default)s)"
-    )
-    parser.add_argument(
-        "--unix-socket",
-        type=Path,
-        metavar="PATH",
-        help="listen there too, in plaintext, for callers of this user on this machine",
-    )
-    parser.add_argument(
-        "--max-message-bytes", type=int, default=MAX_MESSAGE_BYTES, help="largest message (default %(default)s)"
-    )
+    option = partial(add, parser)
+    option("--grpc-port GRPC_PORT", "0: chosen by the system (default %(default)s)", int, grpc_port)
+    option("--unix-socket PATH", "listen there too, in plaintext, for callers of this user on this machine", Path)
+    option("--max-message-bytes MAX_MESSAGE_BYTES", "largest message (default %(default)s)", int, MAX_MESSAGE_BYTES)
     add_limit_arguments(parser.add_argument_group("limits of connections"))
     add_wire_argument(parser)
-    parser.add_argument(
+    option(
         "--allow-client-shm",
-        action="store_true",
-        help="clients on this machine may pass tensors in shared memory of the system, or of CUDA devices",
+        "clients on this machine may pass tensors in shared memory of the system, or of CUDA devices",
     )
-    parser.add_argument(
-        "--server-id",
-        metavar="NAME",
-        help="name in ServerMetadata; some clients of Triton Inference Server want it to be 'triton' (default: that of "
-        "the service, as 'weft.model')",
+    option(
+        "--server-id NAME",
+        "name in ServerMetadata; some clients of Triton Inference Server want it to be 'triton' (default: that of the "
+        "service, as 'weft.model')",
     )
-    parser.add_argument(
-        "--strict-readiness",
-        type=_boolean,
-        default=True,
-        metavar="BOOL",
-        help="true: ready while everything that should serve does; false: as soon as it answers, whatever is missing "
+    option(
+        "--strict-readiness BOOL",
+        "true: ready while everything that should serve does; false: as soon as it answers, whatever is missing "
         "(default true)",
+        _boolean,
+        True,
     )
     add_server_arguments(parser)
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from weft.base.limits import share
-from weft.base.text.argument_types import num_workers
+from weft.base.text.argument_types import add, num_workers
 from weft.v2.server.listening import WorkerPlace
 from weft.v2.workers.hub import Answer, CallHandler, NoteHandler, Peer, error_of
 
@@ -79,13 +79,8 @@ class WorkerLink:
 
 def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--workers`` and the internal argument that the parent gives to each worker."""
-    parser.add_argument(
-        "--workers",
-        type=num_workers,
-        default=1,
-        metavar="N",
-        help="processes that serve on the port, each with an event loop of its own (default %(default)s)",
-    )
+    text = "processes that serve on the port, each with an event loop of its own (default %(default)s)"
+    add(parser, "--workers N", text, num_workers, 1)
     parser.add_argument("--worker", type=WorkerPlace.parse, help=argparse.SUPPRESS)
 
 
