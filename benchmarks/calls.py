@@ -35,7 +35,8 @@ from weft.router.core import RouterCore
 from weft.router.targets.connect import make_target
 from weft.serving.core import ServingCore
 from weft.v2.client.wires import WireName
-from weft.v2.server.server import ClosableCore, Extension, add_services
+from weft.v2.server.server import ClosableCore, add_services
+from weft.v2.server.servicer import Extension
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

@@ -26,7 +26,7 @@ from weft.serving.calls import Callee
 from weft.serving.core import ServingCore
 from weft.serving.main import add_arguments, make_core, usage_fault
 from weft.v2.server import server
-from weft.v2.server.server import Extension
+from weft.v2.server.servicer import Extension
 
 #: Module with the backends of each service; imported when the service is to run here, as it may not be installed.
 _BACKENDS = {

@@ -40,7 +40,7 @@ from weft.router.targets.catalog import CatalogEntry, TargetCatalog
 from weft.router.targets.model_control import TargetModelControl
 from weft.v2.protocol.handover import OF_ROUTERS
 from weft.v2.server.model_metrics import MetricsSource, ModelMetricsCollector
-from weft.v2.server.server import Extension
+from weft.v2.server.servicer import Extension
 from weft_protos import graph_service_pb2 as graph_pb
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig

@@ -19,8 +19,7 @@ from weft.router.recording import KEY_BYTES, summed
 from weft.router.repository.handover import state_of, take_over
 from weft.v2.protocol.wire import statistics_message
 from weft.v2.server.metrics import CERTIFICATE_EXPIRY
-from weft.v2.server.server import Extension
-from weft.v2.server.servicer import change_settings
+from weft.v2.server.servicer import Extension, change_settings
 from weft.v2.workers.hub import Answer
 from weft.v2.workers.link import WorkerLink
 from weft_protos import graph_service_pb2 as graph_pb

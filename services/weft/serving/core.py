@@ -32,7 +32,7 @@ from weft.v2.client.wires import WireName
 from weft.v2.protocol.handover import SOURCE
 from weft.v2.security.channel import ChannelSecurity
 from weft.v2.server.health import LoadReporter
-from weft.v2.server.server import Extension
+from weft.v2.server.servicer import Extension
 from weft_protos.model_config_pb2 import ModelConfig
 
 DEFAULT_RESPONSE_CACHE_BYTES = 64 << 20

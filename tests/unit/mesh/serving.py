@@ -13,7 +13,8 @@ from weft.base.errors import NotFoundError
 from weft.base.signature import ModelSignature
 from weft.router.repository.config import config_of_signature
 from weft.v2.server.make_server import make_server
-from weft.v2.server.server import Extension, add_services
+from weft.v2.server.server import add_services
+from weft.v2.server.servicer import Extension
 from weft_protos.model_config_pb2 import ModelConfig
 
 

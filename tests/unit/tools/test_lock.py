@@ -10,7 +10,7 @@ from tests.unit.mesh.serving import ListingCore, serving
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.cli.__main__ import main
 from weft.tools.lock import LockCatalog, drift, lock_text, read_lock
-from weft.v2.server.server import Extension
+from weft.v2.server.servicer import Extension
 from weft_protos import graph_service_pb2 as pb
 from weft_protos import graph_service_pb2_grpc as pb_grpc
 

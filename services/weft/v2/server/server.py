@@ -16,12 +16,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
-
-from prometheus_client.registry import Collector
 
 from weft.base.core import InferenceCore
 from weft.base.errors import UnavailableError, WeftError
@@ -39,7 +37,7 @@ from weft.v2.server.arguments import add_limit_arguments, add_process_arguments
 from weft.v2.server.health import HealthServicer
 from weft.v2.server.listening import Listener, Ports, Worker
 from weft.v2.server.make_server import add_reflection, add_v2_service
-from weft.v2.server.servicer import MoreStatistics, PassOn, Precheck, V2Servicer
+from weft.v2.server.servicer import NO_EXTENSION, Extension, V2Servicer
 from weft.v2.server.unix_socket import LocalTensorService
 from weft.wire.interface import grpc
 from weft_protos import grpc_service_pb2
@@ -92,29 +90,7 @@ class ClosableCore(InferenceCore, Protocol):
         """Finish requests in flight within ``grace_s`` and release everything."""
 
 
-class Extension(NamedTuple):
-    """Features of a service beyond the V2 protocol.
-
-    Attributes:
-        precheck: Checks each request before its tensors are parsed.
-        more_statistics: Fetches counters, by model name and version, of other processes on the same port.
-        own_statistics: Fetches a model's counters from the services that run it.
-        is_serving: Whether the health of the server ("") is SERVING; by default, whether it is ready.
-        pass_on: Gives changed settings of traces or logs to the processes behind.
-    """
-
-    add_servicers: Callable[[grpc.aio.Server], Sequence[str]] = lambda server: ()
-    collectors: Sequence[Collector] = ()
-    precheck: Precheck | None = None
-    more_statistics: MoreStatistics | None = None
-    own_statistics: MoreStatistics | None = None
-    is_serving: Callable[[], bool] | None = None
-    pass_on: PassOn | None = None
-
-
 Core = TypeVar("Core", bound=ClosableCore)
-
-_NO_EXTENSION = Extension()
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, grpc_port: int, metrics_port: int) -> None:
@@ -150,7 +126,7 @@ def run(
     make_core: Callable[[], Core],
     options: argparse.Namespace,
     *,
-    extend: Callable[[Core], Extension] = lambda core: _NO_EXTENSION,
+    extend: Callable[[Core], Extension] = lambda core: NO_EXTENSION,
     worker: Worker | None = None,
 ) -> int:
     """Serve until stopped, alone or as one ``worker`` among several, and return the exit status."""
@@ -281,7 +257,7 @@ def add_services(
     server: grpc.aio.Server,
     core: InferenceCore,
     service: str,
-    extension: Extension = _NO_EXTENSION,
+    extension: Extension = NO_EXTENSION,
     memory: SharedMemory | None = None,
     is_ready: Callable[[], bool] | None = None,
     local_tensors: LocalTensorService | None = None,
@@ -291,17 +267,13 @@ def add_services(
     Clients may pass tensors in ``memory``, if given; ``is_ready`` determines ``ServerReady``, by default that of the
     core.
     """
-    inference = V2Servicer(core, service, memory, is_ready, extension.precheck)
-    inference.more_statistics = extension.more_statistics
-    inference.own_statistics = extension.own_statistics
-    inference.local_tensors = local_tensors
 
     def models() -> dict[str, bool]:
         entries = core.index(ready_only=False)
         return {entry.name: False for entry in entries} | {one.name: True for one in entries if one.state == "READY"}
 
+    inference = V2Servicer(core, service, memory, is_ready, extension, local_tensors)
     services = Services(inference, HealthServicer((SERVICE_NAME,), models))
-    inference.pass_on = extension.pass_on
     add_v2_service(services.inference, server)
     services.health.add_to(server)
     more_names = extension.add_servicers(server)

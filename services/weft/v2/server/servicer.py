@@ -7,9 +7,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from opentelemetry.trace import INVALID_SPAN
+from prometheus_client.registry import Collector
 
 from weft import __version__
 from weft.base.core import CallContext, InferCall, InferenceCore, Parameters
@@ -40,6 +41,7 @@ from weft.v2.server.call_boundary import (
 )
 from weft.v2.server.stream_servicer import StreamServicer
 from weft.v2.server.unix_socket import LocalTensorService
+from weft.wire.interface import grpc
 from weft_protos import grpc_service_pb2 as pb
 
 EXTENSIONS = (
@@ -60,6 +62,29 @@ Precheck = Callable[[str, str, Callable[[], Parameters], CallContext], None]
 #: Takes model and version, each "" for all.
 MoreStatistics = Callable[[str, str], Awaitable[Sequence[pb.ModelStatistics]]]
 PassOn = Callable[[pb.TraceSettingRequest | pb.LogSettingsRequest], Awaitable[None]]
+
+
+class Extension(NamedTuple):
+    """Features of a service beyond the V2 protocol.
+
+    Attributes:
+        precheck: Checks each request before its tensors are parsed.
+        more_statistics: Fetches counters, by model name and version, of other processes on the same port.
+        own_statistics: Fetches a model's counters from the services that run it, which replace those counted here.
+        is_serving: Whether the health of the server ("") is SERVING; by default, whether it is ready.
+        pass_on: Gives changed settings of traces or logs to the processes behind.
+    """
+
+    add_servicers: Callable[[grpc.aio.Server], Sequence[str]] = lambda server: ()
+    collectors: Sequence[Collector] = ()
+    precheck: Precheck | None = None
+    more_statistics: MoreStatistics | None = None
+    own_statistics: MoreStatistics | None = None
+    is_serving: Callable[[], bool] | None = None
+    pass_on: PassOn | None = None
+
+
+NO_EXTENSION = Extension()
 
 
 def _status_of(kind: type[Any], response_class: type[Any], **fields: str) -> Any:
@@ -116,12 +141,6 @@ class V2Servicer:
 
     Args:
         is_ready: Result of ``ServerReady``; that of the core by default.
-
-    Attributes:
-        more_statistics: Fetches model counters of other processes on the same port; None: there are none.
-        own_statistics: Fetches a model's counters from the services that run it, which replace those counted here;
-            None: there are none.
-        pass_on: Gives changed settings of traces or logs to the processes behind; None: there are none.
     """
 
     def __init__(
@@ -130,17 +149,16 @@ class V2Servicer:
         service: str,
         memory: SharedMemory | None = None,
         is_ready: Callable[[], bool] | None = None,
-        precheck: Precheck | None = None,
+        extension: Extension = NO_EXTENSION,
+        local_tensors: LocalTensorService | None = None,
     ) -> None:
         self._edge = CallBoundary(service)
         self._memory = memory
         self._core = core
-        self._precheck = precheck
+        self._extension = extension
+        self._precheck = extension.precheck
+        self._local_tensors = local_tensors
         self.server_id = service
-        self.more_statistics: MoreStatistics | None = None
-        self.own_statistics: MoreStatistics | None = None
-        self.local_tensors: LocalTensorService | None = None
-        self.pass_on: PassOn | None = None
         self._is_ready = is_ready
         self._released: asyncio.Event | None = None  # set while draining
         self.num_held = 0  # held requests since the drain began
@@ -214,10 +232,10 @@ class V2Servicer:
             access.check_model(request.name)
         statistics = self._core.statistics(request.name, request.version)
         messages = list(map(statistics_message, statistics))
-        if self.more_statistics is not None:
-            messages = summed([*messages, *await self.more_statistics(request.name, request.version)])
-        if self.own_statistics is not None:
-            own = {(one.name, one.version): one for one in await self.own_statistics(request.name, request.version)}
+        if (elsewhere := self._extension.more_statistics) is not None:
+            messages = summed([*messages, *await elsewhere(request.name, request.version)])
+        if (behind := self._extension.own_statistics) is not None:
+            own = {(one.name, one.version): one for one in await behind(request.name, request.version)}
             messages = [own.get((one.name, one.version), one) for one in messages]
         return pb.ModelStatisticsResponse(model_stats=[entry for entry in messages if access.allows(entry.name)])
 
@@ -240,14 +258,14 @@ class V2Servicer:
             return None
         if call_context.trailing_metadata:
             context.set_trailing_metadata(sendable(call_context.trailing_metadata))
-        if memory is not None and self.local_tensors is not None:
-            return self.local_tensors.answered(response, memory)
+        if memory is not None and self._local_tensors is not None:
+            return self._local_tensors.answered(response, memory)
         return response
 
     def _received(self, request: InferMessage) -> tuple[InferMessage, TensorMemory]:
-        if self.local_tensors is None:
+        if self._local_tensors is None:
             raise InvalidArgumentError(UNKNOWN)
-        return self.local_tensors.received(request)
+        return self._local_tensors.received(request)
 
     async def _infer(
         self, request: InferMessage | InferCall, headers: Mapping[str, str], deadline_ns: int | None
@@ -279,8 +297,10 @@ class V2Servicer:
     ) -> tuple[InferCall, Mapping[str, TensorLocation]]:
         if isinstance(request, InferCall):  # without parameters, and all of it was parsed
             return request, _NO_PLACES
-        if self._precheck is not None:
-            self._precheck(request.model_name, request.model_version, partial(_parameters_of, request), call_context)
+        if self._extension.precheck is not None:
+            self._extension.precheck(
+                request.model_name, request.model_version, partial(_parameters_of, request), call_context
+            )
         call = call_of(request, self._memory)
         if call.parameters:
             access.clamp_priority(call.parameters)
@@ -359,8 +379,8 @@ class V2Servicer:
     async def _change_settings(self, request: pb.TraceSettingRequest | pb.LogSettingsRequest) -> None:
         if request.settings:
             change_settings(request)
-            if self.pass_on is not None:
-                await self.pass_on(request)
+            if self._extension.pass_on is not None:
+                await self._extension.pass_on(request)
 
     # Shared memory.
 

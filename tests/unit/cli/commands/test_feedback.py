@@ -8,7 +8,7 @@ import pytest
 from tests.unit.mesh.serving import ListingCore, serving
 
 from weft.cli.__main__ import main
-from weft.v2.server.server import Extension
+from weft.v2.server.servicer import Extension
 from weft_protos import graph_service_pb2 as pb
 from weft_protos import graph_service_pb2_grpc as pb_grpc
 

@@ -120,8 +120,7 @@ async def test_statistics_of_a_model_are_those_of_its_service(tmp_path: Path) ->
     async with serving(first) as port, serving(second) as other:
         router = RouterCore(tmp_path, [make_target("model", f"127.0.0.1:{port},127.0.0.1:{other}")])
         await router.start()
-        servicer = V2Servicer(router, "weft.router")
-        servicer.own_statistics = router.extension().own_statistics
+        servicer = V2Servicer(router, "weft.router", extension=router.extension())
         for name in ("", "double"):
             answer = await servicer.ModelStatistics(pb.ModelStatisticsRequest(name=name), MagicMock())
             (found,) = answer.model_stats
