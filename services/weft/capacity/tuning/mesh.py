@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,36 +39,26 @@ _MEMORY_PERIOD_S = 0.2
 _MAX_IDLE = 2
 
 
+@dataclass
 class MeshBench:
     """Starts meshes, and reuses idle ones for configurations that differ only in models.
 
-    Args:
+    Attributes:
         make_requests: Makes the requests, once, from the signature that the first mesh reports.
         rate_per_s: Of an open loop; 0: as recorded.
         warm_up_s: Uncounted load before each configuration is measured.
     """
 
-    def __init__(
-        self,
-        graph: TunedGraph,
-        space: SearchSpace,
-        folder: Path,
-        *,
-        make_requests: Callable[[ModelSignature], RequestSet],
-        rate_per_s: float = 0.0,
-        warm_up_s: float = 1.0,
-        seed: int = 0,
-    ) -> None:
-        self._graph = graph
-        self._folder = folder
-        self._make_requests = make_requests
-        self._warm_up_s = warm_up_s
-        self._num_started = 0
-        self._idle: list[TrialMesh] = []
-        self.requests: RequestSet | None = None
-        self.space = space
-        self.rate_per_s = rate_per_s
-        self.seed = seed
+    graph: TunedGraph
+    space: SearchSpace
+    folder: Path
+    make_requests: Callable[[ModelSignature], RequestSet]
+    rate_per_s: float = 0.0
+    warm_up_s: float = 1.0
+    seed: int = 0
+    requests: RequestSet | None = None
+    _num_started: int = 0
+    _idle: "list[TrialMesh]" = field(default_factory=list)
 
     def open(self, configuration: Configuration, *, fresh: bool = False) -> "TrialMesh":
         """Start or reuse a mesh, and warm it up; ``fresh``: in new processes.
@@ -82,14 +73,14 @@ class MeshBench:
         mesh = None if fresh else next((mesh for mesh in self._idle if mesh.key == key), None)
         if mesh is None:
             self._num_started += 1
-            mesh = TrialMesh(self, self._graph, self._folder / f"mesh-{self._num_started}", texts, key)
+            mesh = TrialMesh(self, self.graph, self.folder / f"mesh-{self._num_started}", texts, key)
         else:
             self._idle.remove(mesh)
         try:
             mesh.load_configurations(texts)
             if self.requests is None:
-                self.requests = self._make_requests(asyncio.run(_signature(mesh.address, self._graph.name)))
-            mesh.run_load(_WARM_UP_CONCURRENCY, self._warm_up_s)
+                self.requests = self.make_requests(asyncio.run(_signature(mesh.address, self.graph.name)))
+            mesh.run_load(_WARM_UP_CONCURRENCY, self.warm_up_s)
         except BaseException:
             mesh.stop()
             raise

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from weft.base.errors import InvalidArgumentError, WeftError
@@ -19,19 +20,6 @@ _MIN_WORTH = 1.02
 _NUM_ROUNDS, _NUM_MORE_ROUNDS = 2, 3
 #: Of so many trials in a row, behind the first steps, one is the sampler's, the others are steps from the incumbent.
 _SAMPLER_EVERY, _NUM_FIRST_STEPS = 3, 4
-
-
-class SearchLimits(NamedTuple):
-    """When to stop a search.
-
-    Attributes:
-        budget_s: For everything, including the confirmation, seconds.
-        num_confirmations: Final rounds of the shipped configuration against the pick.
-    """
-
-    num_trials: int
-    budget_s: float
-    num_confirmations: int
 
 
 class SearchResult(NamedTuple):
@@ -52,33 +40,31 @@ class SearchResult(NamedTuple):
 _Rule: TypeAlias = Callable[[Comparison], bool]
 
 
+@dataclass
 class Search:
-    """Searches; the incumbent, the best configuration so far, keeps running."""
+    """Searches; the incumbent, the best configuration so far, keeps running.
 
-    _incumbent: TrialRecord
-    _running: Running
-    _measured: Measurement
+    Attributes:
+        budget_s: For everything, including the confirmation, seconds.
+        num_confirmations: Final rounds of the shipped configuration against the pick.
+    """
 
-    def __init__(
-        self,
-        space: SearchSpace,
-        bench: Bench,
-        contest: Contest,
-        study: Study,
-        limits: SearchLimits,
-        *,
-        clock_s: Callable[[], float],
-        on_trial: Callable[[TrialRecord], None] = lambda _: None,
-    ) -> None:
-        self._space = space
-        self._bench = bench
-        self._contest = contest
-        self._goal = contest.goal
-        self._study = study
-        self._limits = limits
-        self._clock_s = clock_s
-        self._on_trial = on_trial
-        self._start_s = clock_s()
+    space: SearchSpace
+    bench: Bench
+    contest: Contest
+    study: Study
+    num_trials: int
+    budget_s: float
+    num_confirmations: int
+    clock_s: Callable[[], float]
+    on_trial: Callable[[TrialRecord], None] = lambda _: None
+    _incumbent: TrialRecord = field(init=False)
+    _running: Running = field(init=False)
+    _measured: Measurement = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._goal = self.contest.goal
+        self._start_s = self.clock_s()
         self._open_s = self._trial_s = 0.0
         self._num_tries = 0
 
@@ -104,17 +90,17 @@ class Search:
 
     def _begin(self) -> None:
         """The previous incumbent; else the shipped configuration, the first trial."""
-        for record in reversed([record for record in self._study.records if record.is_incumbent]):
+        for record in reversed([record for record in self.study.records if record.is_incumbent]):
             with contextlib.suppress(TrialError):
                 self._running = self._open(record.configuration)
                 self._incumbent, self._measured = record, self._best_level(record.level)
                 return
-        trial = self._study.begin(self._space.shipped)
+        trial = self.study.begin(self.space.shipped)
         try:
-            self._running = self._open(self._space.shipped)
+            self._running = self._open(self.space.shipped)
         except TrialError as error:
             raise InvalidArgumentError(f"the configuration as it is shipped cannot be measured: {error}") from None
-        self._measured = self._best_level(self._contest.load.level)
+        self._measured = self._best_level(self.contest.load.level)
         if not self._measured.num_answers:
             self._running.close()
             raise InvalidArgumentError(
@@ -122,64 +108,64 @@ class Search:
                 "--data FILE gives requests that it takes"
             )
         gains = dict.fromkeys(OBJECTIVES, 1.0)
-        self._incumbent = self._record(self._space.shipped, SHIPPED, self._measured, gains, is_incumbent=True)
+        self._incumbent = self._record(self.space.shipped, SHIPPED, self._measured, gains, is_incumbent=True)
         self._end(trial, self._incumbent)
 
     def _best_level(self, level: int) -> Measurement:
         try:
-            return self._contest.best_level(self._running, level)
+            return self.contest.best_level(self._running, level)
         except BaseException:
             self._running.close()
             raise
 
     def _open(self, configuration: Configuration, *, fresh: bool = False) -> Running:
-        before_s = self._clock_s()
+        before_s = self.clock_s()
         try:
-            return self._bench.open(configuration, fresh=fresh)
+            return self.bench.open(configuration, fresh=fresh)
         finally:
-            self._open_s = max(self._open_s, self._clock_s() - before_s)
+            self._open_s = max(self._open_s, self.clock_s() - before_s)
 
     def _stop_reason(self) -> str:
         """Why the search stops: the remaining time is needed to simplify and confirm the incumbent."""
         best = self._incumbent.configuration
-        simpler = ({**best, key: shipped} for key, (shipped, _) in self._space.changes(best).items())
-        num_left = sum(not self._study.was_tried(one) for one in simpler)
-        if len(self._study.records) + num_left >= self._limits.num_trials:
-            return f"{self._limits.num_trials} trials are done"
+        simpler = ({**best, key: shipped} for key, (shipped, _) in self.space.changes(best).items())
+        num_left = sum(not self.study.was_tried(one) for one in simpler)
+        if len(self.study.records) + num_left >= self.num_trials:
+            return f"{self.num_trials} trials are done"
         if self._left_s() < (num_left + 1) * self._trial_s:
-            return f"the budget of {self._limits.budget_s:g} s is spent"
+            return f"the budget of {self.budget_s:g} s is spent"
         return ""
 
     def _left_s(self) -> float:
         """Time until the pick must be confirmed, seconds."""
-        runs_s = 2 * self._limits.num_confirmations * self._contest.load.duration_s
-        return self._limits.budget_s - (self._clock_s() - self._start_s) - 2 * self._open_s - runs_s
+        runs_s = 2 * self.num_confirmations * self.contest.load.duration_s
+        return self.budget_s - (self.clock_s() - self._start_s) - 2 * self._open_s - runs_s
 
     def _simplify(self) -> None:
         """Revert changes that gain nothing, as far as the limits allow."""
-        for key, (shipped, _) in self._space.changes(self._incumbent.configuration).items():
+        for key, (shipped, _) in self.space.changes(self._incumbent.configuration).items():
             simpler = {**self._incumbent.configuration, key: shipped}
-            has_trials = len(self._study.records) < self._limits.num_trials
-            if has_trials and self._left_s() >= self._trial_s and not self._study.was_tried(simpler):
-                self._try(self._study.begin(simpler), self._is_as_good)
+            has_trials = len(self.study.records) < self.num_trials
+            if has_trials and self._left_s() >= self._trial_s and not self.study.was_tried(simpler):
+                self._try(self.study.begin(simpler), self._is_as_good)
 
     def _next(self, costs: Mapping[str, Cost]) -> OpenTrial | None:
         """A step from the incumbent; later, every third time, the sampler's proposal if there is one."""
         self._num_tries += 1
         is_samplers = self._num_tries > _NUM_FIRST_STEPS and self._num_tries % _SAMPLER_EVERY == 0
-        if is_samplers and (proposed := self._study.propose()) is not None:
+        if is_samplers and (proposed := self.study.propose()) is not None:
             return proposed
-        steps = self._space.steps(self._incumbent.configuration, costs)
-        untried = next((step for step in steps if not self._study.was_tried(step)), None)
-        return self._study.propose() if untried is None else self._study.begin(untried)
+        steps = self.space.steps(self._incumbent.configuration, costs)
+        untried = next((step for step in steps if not self.study.was_tried(step)), None)
+        return self.study.propose() if untried is None else self.study.begin(untried)
 
     def _try(self, trial: OpenTrial, replaces: _Rule) -> None:
         """Measure a trial; it becomes the incumbent if it ``replaces`` it. The other one is closed."""
-        before_s = self._clock_s()
+        before_s = self.clock_s()
         loser: Running | None = None
         try:
             running = loser = self._open(trial.configuration)
-            if why := self._contest.is_hopeless(self._running, self._measured.level, running):
+            if why := self.contest.is_hopeless(self._running, self._measured.level, running):
                 self._end(trial, TrialRecord(trial.configuration, HOPELESS, why))
                 return
             found = self._compared(running, replaces)
@@ -200,10 +186,10 @@ class Search:
         finally:
             if loser is not None:
                 loser.close()
-                self._trial_s = max(self._trial_s, self._clock_s() - before_s)
+                self._trial_s = max(self._trial_s, self.clock_s() - before_s)
 
     def _compared(self, running: Running, replaces: _Rule) -> Comparison:
-        contest, old, old_level = self._contest, self._running, self._measured.level
+        contest, old, old_level = self.contest, self._running, self._measured.level
         level = contest.best_level(running, old_level).level if contest.load.levels_vary else old_level
         found = contest.compare(old, old_level, running, level, _NUM_ROUNDS)
         if not replaces(found):
@@ -249,7 +235,7 @@ class Search:
     def _check_incumbent(self) -> None:
         """Restart the incumbent if it ended together with the failed trial, as when memory runs out."""
         with contextlib.suppress(TrialError):
-            if self._running.measure(self._measured.level, self._contest.load.duration_s / 4).num_answers:
+            if self._running.measure(self._measured.level, self.contest.load.duration_s / 4).num_answers:
                 return
         self._running.close()
         try:
@@ -259,16 +245,16 @@ class Search:
 
     def _confirmed(self, why: str) -> SearchResult:
         """Compare the incumbent with the shipped configuration, in additional rounds."""
-        shipped, best = self._space.shipped, self._incumbent.configuration
-        if not self._space.changes(best):
+        shipped, best = self.space.shipped, self._incumbent.configuration
+        if not self.space.changes(best):
             return SearchResult(shipped, None, f"{why}; nothing was better than what is shipped")
-        level = next(record.level for record in self._study.records if record.outcome == SHIPPED)
+        level = next(record.level for record in self.study.records if record.outcome == SHIPPED)
         try:
             with (
                 contextlib.closing(self._open(shipped, fresh=True)) as old,
                 contextlib.closing(self._open(best, fresh=True)) as new,
             ):
-                found = self._contest.compare(old, level, new, self._measured.level, self._limits.num_confirmations)
+                found = self.contest.compare(old, level, new, self._measured.level, self.num_confirmations)
         except TrialError as error:
             return SearchResult(shipped, None, f"{why}; the best trial could not be measured again: {error}")
         was_feasible = self._goal.excess(found.old) <= 0
@@ -277,8 +263,8 @@ class Search:
         return SearchResult(shipped, found, f"{why}; the best trial was no better when it was measured again")
 
     def _end(self, trial: OpenTrial, record: TrialRecord) -> None:
-        self._study.end(trial, record)
-        self._on_trial(record)
+        self.study.end(trial, record)
+        self.on_trial(record)
 
 
 def _finite(figures: Mapping[str, float]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from weft.capacity.tuning.graph_models import TunedGraph, check_output, read_gra
 from weft.capacity.tuning.load import RequestSet, from_data, generated, open_data
 from weft.capacity.tuning.measurement import OBJECTIVES, Contest, Goal, LatencyLimit, Measurement, TrialLoad
 from weft.capacity.tuning.mesh import MeshBench
-from weft.capacity.tuning.search import Search, SearchLimits, SearchResult
+from weft.capacity.tuning.search import Search, SearchResult
 from weft.capacity.tuning.space import IN_PROCESS, Configuration, Machine, SearchSpace, make_space
 from weft.capacity.tuning.trials import Study, TrialRecord, pareto
 from weft.jobs.atomic_files import check_writable, held, replace_file
@@ -129,7 +129,9 @@ def tune(options: TuneOptions, on_trial: Callable[[TrialRecord, SearchSpace], No
             bench,
             Contest(goal, load),
             trials,
-            SearchLimits(options.num_trials, options.budget_s, options.num_confirmations),
+            num_trials=options.num_trials,
+            budget_s=options.budget_s,
+            num_confirmations=options.num_confirmations,
             clock_s=time.monotonic,
             on_trial=lambda record: on_trial(record, space),
         )

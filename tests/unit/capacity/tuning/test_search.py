@@ -11,7 +11,7 @@ import pytest
 
 from weft.base.errors import InvalidArgumentError
 from weft.capacity.tuning.measurement import Contest, Goal, Measurement, TrialError, TrialLoad, parse_limit
-from weft.capacity.tuning.search import Search, SearchLimits, SearchResult
+from weft.capacity.tuning.search import Search, SearchResult
 from weft.capacity.tuning.space import Configuration, Cost, SearchSpace, Setting
 from weft.capacity.tuning.trials import FAILED, HOPELESS, INFEASIBLE, Study, pareto
 
@@ -115,8 +115,7 @@ def search(
 ) -> tuple[SearchResult, Study]:
     """Search with that many trials in all; every configuration that ran is closed afterwards."""
     trials = Study(path, space, seed=1, sampler=sampler, setup={"graph": "g"})
-    limits = SearchLimits(num_trials, budget_s, 3)
-    result = Search(space, bench, Contest(GOAL, LOAD), trials, limits, clock_s=clock_s).run()
+    result = Search(space, bench, Contest(GOAL, LOAD), trials, num_trials, budget_s, 3, clock_s).run()
     assert not bench.num_running
     return result, trials
 
