@@ -51,14 +51,10 @@ class SplitData:
     Attributes:
         calibration: Rows for the methods; none equals a held-out row.
         held_out: Rows for the judgement.
-        num_rows: Readable rows of the whole data set.
-        num_unreadable: Unreadable rows.
     """
 
     calibration: DataRows
     held_out: DataRows
-    num_rows: int
-    num_unreadable: int
     sha256: str
 
 
@@ -81,7 +77,7 @@ def read_rows(
         OSError: A file cannot be read.
     """
     try:
-        drawn, num_rows, num_unreadable, digest = _draw(path, columns, num_calibration + num_held_out, seed, format)
+        drawn, num_rows, digest = _draw(path, columns, num_calibration + num_held_out, seed, format)
     except WeftError as error:  # which names the option of weft batch
         raise error.with_message(error.message.replace("--input", "--data")) from None
     if num_rows < _MIN_ROWS:
@@ -105,22 +101,22 @@ def read_rows(
         raise InvalidArgumentError(
             f"--data '{path}': every row that could calibrate equals one that is held out; give more different rows"
         )
-    return SplitData(calibration, held_out, num_rows, num_unreadable, digest)
+    return SplitData(calibration, held_out, digest)
 
 
-def _draw(path: str, columns: Sequence[str], num_wanted: int, seed: int, format: str) -> tuple[DataRows, int, int, str]:
-    """The rows with the smallest random keys, in key order."""
+def _draw(path: str, columns: Sequence[str], num_wanted: int, seed: int, format: str) -> tuple[DataRows, int, str]:
+    """The rows with the smallest random keys, in key order; the number of all readable rows; the digest."""
     dataset = Dataset(path, format)
     random = seeded(seed, "rows")
     kept: dict[str, list[Any]] = {name: [] for name in columns}
     keys = np.empty(0)
-    num_rows = num_unreadable = 0
+    num_rows = 0
     forms: dict[bool, str] = {}
     for shard in dataset.shards(_ROWS_AT_ONCE, list(columns)):
         forms.setdefault(shard.is_text, shard.file)
         own_keys = random.random(shard.num_rows)
         readable = np.array([row for row in range(shard.num_rows) if row not in shard.faults], np.int64)
-        num_rows, num_unreadable = num_rows + len(readable), num_unreadable + len(shard.faults)
+        num_rows += len(readable)
         for name in columns:
             column = shard.columns[name]
             taken = [column[row] for row in readable] if isinstance(column, list) else column.take(readable).to_pylist()
@@ -135,7 +131,7 @@ def _draw(path: str, columns: Sequence[str], num_wanted: int, seed: int, format:
         )
     digest = hashlib.sha256("\n".join(file.digest for file in dataset.files).encode()).hexdigest()
     is_one = len(dataset.files) == 1 and len(dataset.files[0].digest) == len(digest)
-    return DataRows(kept, True in forms, path), num_rows, num_unreadable, dataset.files[0].digest if is_one else digest
+    return DataRows(kept, True in forms, path), num_rows, dataset.files[0].digest if is_one else digest
 
 
 def _keys(rows: DataRows) -> list[str]:

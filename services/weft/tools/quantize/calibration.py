@@ -171,13 +171,8 @@ def evaluate(model: TransformerModel, rows: Sequence[torch.Tensor], kv_dtype: to
     """
     total, greedy = 0.0, []
     for row in rows:
-        count = len(row)
-        step = sequence_input(count)
-        dtype = kv_dtype or model.dtype
-        cache = model.new_kv(step.num_blocks, BLOCK_SIZE, dtype)
-        hidden = model.forward(
-            row, step.positions, cache, step.block_tables, step.q_start, step.ctx_len, step.slot_mapping, count, count
-        )
+        step, num_blocks = sequence_input(len(row))
+        hidden = model.forward(row, kv=model.new_kv(num_blocks, BLOCK_SIZE, kv_dtype or model.dtype), **step)
         logits = model.logits(hidden[:-1])
         total += float(torch.nn.functional.cross_entropy(logits, row[1:], reduction="sum"))
         greedy.append(logits.argmax(1))
@@ -188,28 +183,19 @@ def evaluate(model: TransformerModel, rows: Sequence[torch.Tensor], kv_dtype: to
 BLOCK_SIZE = 16
 
 
-class SequenceInput(NamedTuple):
-    """Arguments of ``TransformerModel.forward`` for one row, which has the blocks from 1 on."""
-
-    positions: torch.Tensor
-    block_tables: torch.Tensor
-    q_start: torch.Tensor
-    ctx_len: torch.Tensor
-    slot_mapping: torch.Tensor
-    num_blocks: int
-
-
-def sequence_input(num_tokens: int) -> SequenceInput:
-    """Inputs for a row with that many tokens."""
+def sequence_input(num_tokens: int) -> tuple[dict[str, Any], int]:
+    """Arguments of ``StepInput`` for one row, which has the blocks from 1 on, and the number of blocks of its cache."""
     num_blocks = 1 + -(-num_tokens // BLOCK_SIZE)
-    return SequenceInput(
-        torch.arange(num_tokens, dtype=torch.int32),
-        torch.arange(1, num_blocks, dtype=torch.int32).unsqueeze(0),
-        torch.tensor([0, num_tokens], dtype=torch.int32),
-        torch.tensor([num_tokens], dtype=torch.int32),
-        BLOCK_SIZE + torch.arange(num_tokens),
-        num_blocks,
-    )
+    step = {
+        "positions": torch.arange(num_tokens, dtype=torch.int32),
+        "slot_mapping": BLOCK_SIZE + torch.arange(num_tokens),
+        "block_tables": torch.arange(1, num_blocks, dtype=torch.int32).unsqueeze(0),
+        "q_start": torch.tensor([0, num_tokens], dtype=torch.int32),
+        "ctx_len": torch.tensor([num_tokens], dtype=torch.int32),
+        "max_q_len": num_tokens,
+        "max_ctx_len": num_tokens,
+    }
+    return step, num_blocks
 
 
 class _Recorder:
@@ -276,13 +262,10 @@ def _forward(
     residual: Tensor | None,
     ropes: list[tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:
-    count = len(hidden)
-    step = sequence_input(count)
-    inputs = StepInput(
-        step.positions, step.slot_mapping, step.block_tables, step.q_start, step.ctx_len, count, count, ropes
-    )
-    shape = cache_shape(step.num_blocks, 1, BLOCK_SIZE, config.num_kv_heads, config.head_dim, torch.float32)
+    step, num_blocks = sequence_input(len(hidden))
+    shape = cache_shape(num_blocks, 1, BLOCK_SIZE, config.num_kv_heads, config.head_dim, torch.float32)
     (cache,) = split_layers(torch.zeros(shape), config.num_kv_heads, config.head_dim)
     with torch.inference_mode():
         # the layer writes into what it is given
-        return layer.forward(hidden.clone(), None if residual is None else residual.clone(), inputs, cache)
+        given = None if residual is None else residual.clone()
+        return layer.forward(hidden.clone(), given, StepInput(**step, ropes=ropes), cache)
