@@ -2,12 +2,9 @@
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TypeVar
 
@@ -19,6 +16,7 @@ from weft.cli.arguments import made
 from weft.mesh.mesh import Mesh, MeshOptions
 from weft.mesh.preflight import MeshError
 from weft.mesh.service_names import PAGE, ROUTER, is_public
+from weft.v2.server import server
 
 T = TypeVar("T")
 
@@ -91,31 +89,13 @@ async def until(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | None
 
 def stop_event(*, on_second_signal: Callable[[], None], watch_stdin: bool) -> asyncio.Event:
     """An event that SIGINT, SIGTERM, SIGHUP and, on request, the end of standard input set."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def on_signal(number: signal.Signals) -> None:
-        if stop.is_set():
-            on_second_signal()
-            return
-        _log.info("%s: stopping; once more kills at once", number.name)
-        stop.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-            continue  # started by nohup
-        loop.add_signal_handler(number, on_signal, number)
-
-    def wait_for_end_of_input() -> None:
-        with contextlib.suppress(OSError):
-            while os.read(sys.stdin.fileno(), 4096):
-                pass
-        with contextlib.suppress(RuntimeError):  # the loop has ended first
-            loop.call_soon_threadsafe(stop.set)
-
-    if watch_stdin:
-        threading.Thread(target=wait_for_end_of_input, daemon=True).start()
-    return stop
+    is_under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return server.stop_event(
+        watch_stdin=watch_stdin,
+        end_now=on_second_signal,
+        signals=[signal.SIGINT, signal.SIGTERM, *([] if is_under_nohup else [signal.SIGHUP])],
+        on_stop=lambda number: _log.info("%s: stopping; once more kills at once", number.name),
+    )
 
 
 def _as_text(endpoints: Mapping[str, Endpoint], summary: str, *, is_encrypted: bool) -> str:

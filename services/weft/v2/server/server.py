@@ -322,18 +322,26 @@ async def _follow_readiness(is_serving: Callable[[], bool], services: Services) 
         services.health.set_serving(is_serving())
 
 
-def stop_event(*, watch_stdin: bool, end_now: Callable[[], object] = lambda: os._exit(1)) -> asyncio.Event:
+def stop_event(
+    *,
+    watch_stdin: bool,
+    end_now: Callable[[], object] = lambda: os._exit(1),
+    signals: Iterable[signal.Signals] = (signal.SIGTERM, signal.SIGINT),
+    on_stop: Callable[[signal.Signals], object] = lambda number: None,
+) -> asyncio.Event:
     """An event set by a signal, or by the end of standard input; at a second signal ``end_now`` is called."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def on_signal() -> None:
+    def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
             end_now()
-        stop.set()
+        else:
+            on_stop(number)
+            stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    for number in signals:
+        loop.add_signal_handler(number, on_signal, number)
     if watch_stdin:
 
         def wait_for_end() -> None:
