@@ -38,7 +38,7 @@ def schedule(problem: Problem, rng: random.Random, *, packs: bool = False) -> So
     """Where the scheduler puts the replicas; deployments come in random order.
 
     Args:
-        problem: Without MIG and ``apart_from``.
+        problem: Without MIG.
         rng: Of the order, and of choices among nodes of one score.
         packs: MostAllocated in place of the default LeastAllocated.
     """

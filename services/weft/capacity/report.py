@@ -161,7 +161,6 @@ def _problem_of(estimates: list[Estimate], target: DeviceTarget, options: PlanOp
                 {spec.name: busy / num_replicas},
                 num_replicas=num_replicas,
                 spread=num_replicas > 1 and num_domains > 1,
-                host_memory_bytes=max(each.memory.runtime, 1),
                 num_instances=each.num_instances,
                 num_devices=1 if spec.is_cpu else each.num_ranks,
             )

@@ -23,11 +23,6 @@ MODEL = Workload("m", GIB, {"*": 0.1})
 GPU = Device("", H100, 80 * GIB, index=0, max_models=4, cost_per_hour=2.5)
 
 
-def _workload(fields: dict[str, Any], path: Path) -> object:
-    changes = fields | ({"apart_from": frozenset(fields["apart_from"])} if "apart_from" in fields else {})
-    return Problem((replace(MODEL, **changes),), gpus(1))
-
-
 def _problem(fields: dict[str, Any], path: Path) -> object:
     models = tuple(replace(MODEL, **each) for each in fields.pop("workloads", [{}]))
     return Problem(models, tuple(replace(gpus(1)[0], **each) for each in fields.pop("devices", [{}])), **fields)
@@ -43,7 +38,7 @@ def _file(name: str, read: Callable[[Path], object]) -> Callable[[str, Path], ob
 
 #: What is done with a row's value, by its heading; ``path`` is a folder.
 _READ: dict[str, Callable[[Any, Path], object]] = {
-    "workload": _workload,
+    "workload": lambda fields, path: Problem((replace(MODEL, **fields),), gpus(1)),
     "device": lambda fields, path: Problem((MODEL,), (replace(gpus(1)[0], **fields),)),
     "problem": _problem,
     "fleet": _file("fleet.toml", lambda path: read_fleet(path, GPU)),

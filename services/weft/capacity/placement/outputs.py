@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +49,10 @@ def load(path: Path) -> tuple[Problem, Solution]:
 
 def to_json(problem: Problem, solution: Solution) -> dict[str, Any]:
     """Plain values for ``json``."""
-    workloads = [
-        asdict(workload) | {"load": dict(workload.load), "apart_from": sorted(workload.apart_from)}
-        for workload in problem.workloads
-    ]
     return {
         "version": VERSION,
         "max_load": problem.max_load,
-        "workloads": workloads,
+        "workloads": [asdict(workload) | {"load": dict(workload.load)} for workload in problem.workloads],
         "devices": [asdict(device) for device in problem.devices],
         "assignments": [[name, replica, list(bin)] for name, replica, bin in solution.assignments],
         "unplaced": [list(entry) for entry in solution.unplaced],
@@ -71,7 +67,8 @@ def from_json(values: Any) -> tuple[Problem, Solution]:
     """Inverse of ``to_json``. Raises InvalidArgumentError, or a Python error, for other values."""
     if (version := values["version"]) != VERSION:
         raise InvalidArgumentError(f"its version is {version!r}; this program reads {VERSION}; save the plan again")
-    workloads = (Workload(**(entry | {"apart_from": frozenset(entry["apart_from"])})) for entry in values["workloads"])
+    known = {field.name for field in fields(Workload)}  # older plans have more, which nothing read
+    workloads = (Workload(**{key: entry[key] for key in known & entry.keys()}) for entry in values["workloads"])
     devices = []
     for entry in values["devices"]:
         profiles = (MigProfile(**(profile | {"starts": tuple(profile["starts"])})) for profile in entry["mig"])

@@ -73,11 +73,6 @@ def _causes(problem: Problem, workload: Workload) -> Iterator[str]:
         yield f"it may be on devices of class {wanted}, and there are only {there}"
         return
     yield from _too_large(problem, workload, usable)
-    if workload.name in workload.apart_from and len(hosts := {d.on_host for d in usable}) < workload.num_replicas:
-        yield (
-            f"its {workload.num_replicas} replicas must be on different hosts (apart_from), and {len(hosts)} have a "
-            "device that it may use; ask for fewer replicas or add hosts"
-        )
     if workload.spread:
         yield from _unspreadable(problem, workload)
     yield from _exhausted(problem)
@@ -113,9 +108,7 @@ def _holds(problem: Problem, workload: Workload, device: Device) -> bool:
 
 def _unspreadable(problem: Problem, workload: Workload) -> Iterator[str]:
     fewest, most = problem.replicas_per_domain(workload)
-    alone = replace(
-        workload, spread=False, apart_from=workload.apart_from & {workload.name}, num_replicas=max(fewest, 1)
-    )
+    alone = replace(workload, spread=False, num_replicas=max(fewest, 1))
     domains = problem.domains_of(workload)
     for domain in domains if fewest else ():
         inside = tuple(device for device in problem.devices if device.in_domain == domain)
@@ -151,11 +144,9 @@ def _exhausted(problem: Problem) -> Iterator[str]:
 def _cures(problem: Problem) -> Iterator[str]:
     """Rules whose removal would make everything fit."""
     alone = tuple(replace(workload, spread=False) for workload in problem.workloads)
-    free = tuple(replace(workload, apart_from=frozenset()) for workload in problem.workloads)
     shared = tuple(replace(device, max_models=max(problem.num_replicas, 1)) for device in problem.devices)
     relaxed = {
         "spread": replace(problem, workloads=alone),
-        "apart_from": replace(problem, workloads=free),
         f"max_load {problem.max_load:g} (1 in its place)": replace(problem, max_load=1.0),
         "a limit on how many models share a device (max_models)": replace(problem, devices=shared),
     }
@@ -280,7 +271,7 @@ def _why(placed: Solution, problem: Problem, solution: Solution, change: Change)
         return ""
     stays = Assignment(change.workload, change.replica, change.before)
     own = (workload for workload in problem.workloads if workload.name == change.workload)
-    alone = tuple(replace(workload, num_replicas=1, spread=False, apart_from=frozenset()) for workload in own)
+    alone = tuple(replace(workload, num_replicas=1, spread=False) for workload in own)
     for fault in faults(replace(problem, workloads=alone), Solution((stays,))):
         if "replicas" not in fault:
             return fault
@@ -322,4 +313,4 @@ def _shown(name: str, value: Any) -> str:
         return "{" + ", ".join(f"{key}: {share:.3g}" for key, share in sorted(value.items())) + "}"
     if name == "mig":
         return "[" + ", ".join(profile.name for profile in value) + "]"
-    return ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)
+    return str(value)

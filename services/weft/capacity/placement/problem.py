@@ -15,7 +15,7 @@ is partitioned into MIG slices that each hold some. A file of hosts::
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
@@ -44,9 +44,6 @@ class Workload:
             quarter). A class without an entry cannot hold the workload; ``"*"`` stands for every other class.
         spread: Whether the numbers of replicas in any two failure domains with usable devices differ by one at most
             (Kubernetes' ``maxSkew: 1``).
-        apart_from: Workloads that may not share a host with this one; with its own name, no two replicas share a host.
-        cpus: CPU cores, for Kubernetes' requests.
-        host_memory_bytes: Memory of the host, likewise.
         num_instances: Of the model, in one replica; for ``instance_group``.
         num_devices: That a replica's ranks take, next to one another on a host; none of them as a slice.
     """
@@ -56,9 +53,6 @@ class Workload:
     load: Mapping[str, float]
     num_replicas: int = 1
     spread: bool = False
-    apart_from: frozenset[str] = frozenset()
-    cpus: float = 1.0
-    host_memory_bytes: int = 1 << 30
     num_instances: int = 1
     num_devices: int = 1
 
@@ -144,9 +138,8 @@ class Problem:
         if len(self.devices) > MAX_DEVICES:
             raise InvalidArgumentError(f"{len(self.devices)} devices; at most {MAX_DEVICES}; place them in parts")
         _check_share("max_load", self.max_load)
-        names = {workload.name for workload in self.workloads}
         for workload in self.workloads:
-            _check_workload(workload, names)
+            _check_workload(workload)
         if self.num_replicas > MAX_REPLICAS:
             raise InvalidArgumentError(f"{self.num_replicas} replicas; at most {MAX_REPLICAS}; place them in parts")
         domain_of: dict[str, str] = {}
@@ -206,14 +199,12 @@ class Problem:
         return workload.num_replicas // num_domains, math.ceil(workload.num_replicas / num_domains)
 
 
-def _check_workload(workload: Workload, names: Iterable[str]) -> None:
+def _check_workload(workload: Workload) -> None:
     where = f"workload '{workload.name}'"
     _check_range(f"{where}: memory_bytes", workload.memory_bytes, 0, _MAX_BYTES)
-    _check_range(f"{where}: host_memory_bytes", workload.host_memory_bytes, 0, _MAX_BYTES)
     _check_range(f"{where}: num_replicas", workload.num_replicas, 0, MAX_REPLICAS)
     _check_range(f"{where}: num_instances", workload.num_instances, 1, 1024)
     _check_range(f"{where}: num_devices", workload.num_devices, 1, 1024)
-    _check_range(f"{where}: cpus", workload.cpus, 0, 4096.0)
     if not workload.load:
         raise InvalidArgumentError(
             f"{where}: load is empty, so no device may hold it; give the share of a device's compute that a replica "
@@ -221,10 +212,6 @@ def _check_workload(workload: Workload, names: Iterable[str]) -> None:
         )
     for device_class, share in workload.load.items():
         _check_range(f"{where}: load on '{device_class}'", share, 0, 1e6)
-    for other in sorted(workload.apart_from.difference(names)):
-        shown = sorted(names)
-        known = ", ".join(f"'{name}'" for name in shown[:8]) + ", ..." * (len(shown) > 8) or "none"
-        raise InvalidArgumentError(f"{where}: apart_from names '{other}', which is no workload; known: {known}")
 
 
 def _check_device(device: Device) -> None:

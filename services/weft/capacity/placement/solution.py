@@ -142,7 +142,7 @@ def _unknown(problem: Problem, solution: Solution) -> Iterator[str]:
 
 
 def _broken(problem: Problem, solution: Solution) -> Iterator[str]:
-    """Rules of counting, room, slices, hosts and domains, of a placement on devices that are there."""
+    """Rules of counting, room, slices and domains, of a placement on devices that are there."""
     placed = Counter(assignment[:2] for assignment in solution.assignments)
     missing = {entry.workload: entry.num_replicas for entry in solution.unplaced}
     for (name, replica), number in placed.items():
@@ -173,16 +173,9 @@ def _broken(problem: Problem, solution: Solution) -> Iterator[str]:
 
 def _ill_distributed(problem: Problem, solution: Solution, missing: Mapping[str, int]) -> Iterator[str]:
     devices = {device.name: device for device in problem.devices}
-    on_host: dict[str, Counter[str]] = defaultdict(Counter)
     in_domain: Counter[tuple[str, str]] = Counter()
     for name, _, bin in solution.assignments:
-        on_host[devices[bin.device].on_host][name] += 1
         in_domain[name, devices[bin.device].in_domain] += 1
-    for host, names in on_host.items():
-        for workload in problem.workloads:
-            for other in sorted(workload.apart_from) if workload.name in names else ():
-                if names[other] > (other == workload.name):
-                    yield f"'{workload.name}' and '{other}' are both on host '{host}'"
     for workload in problem.workloads:
         if not workload.spread or workload.name in missing:
             continue

@@ -176,7 +176,6 @@ class Search:
             self._model.add(sum(here[workload.name]) + missing == workload.num_replicas)
             if workload.spread:
                 self._add_spread(workload)
-        self._add_apart()
         for group in self._groups:
             for one, other in pairwise(group):
                 self._model.add_implication(self._used[other.name], self._used[one.name])
@@ -237,22 +236,6 @@ class Search:
             self._model.add(sum(variables) <= most)
             self._model.add(sum(variables) + self._missing[workload.name] >= fewest)
 
-    def _add_apart(self) -> None:
-        on_host: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
-        host_of = {device.name: device.on_host for device in self._devices}
-        for (name, bin), variable in self._count.items():
-            on_host[host_of[bin.device]][name].append(variable)
-        workloads = {workload.name: workload for workload in self._problem.workloads}
-        concerned = {name for w in self._problem.workloads if w.apart_from for name in (w.name, *w.apart_from)}
-        for replicas in on_host.values():
-            is_there = {name: self._integer(1) for name in sorted(concerned & replicas.keys())}
-            for name, there in is_there.items():
-                workload = workloads[name]
-                most = 1 if name in workload.apart_from else workload.num_replicas
-                self._model.add(sum(replicas[name]) <= most * there)
-                for other in sorted(workload.apart_from & is_there.keys() - {name}):
-                    self._model.add(there + is_there[other] <= 1)
-
     def _aims(self) -> Iterator[tuple[str, Any]]:
         yield "missing", sum(self._missing.values())
         order = [("cost", self._cost()), ("moves", self._moves())]
@@ -296,26 +279,20 @@ def first_fit(problem: Problem, devices: Sequence[Device], previous: Solution | 
     room = {d.name: [d.memory_bytes, problem.max_load + TOLERANCE / 2, d.max_models] for d in devices}
     found: Counter[tuple[str, Bin]] = Counter()
     in_domain: dict[str, Counter[str]] = defaultdict(Counter)  # workload -> domain
-    on_host: dict[str, set[str]] = defaultdict(set)
-    apart = {(w.name, other) for w in problem.workloads for other in w.apart_from}
-    apart |= {(other, name) for name, other in apart}
     used: set[str] = set()
     held = {(name, bin.device) for name, _, bin in previous.assignments if not bin.profile} if previous else set()
 
     def put(workload: Workload, device: Device, fewest: int) -> bool:
         needed = (workload.memory_bytes, workload.load_on(device.device_class) or 0.0, 1)
         together = problem.devices_of(workload, device)
-        if (
-            any(size > left for each in together for size, left in zip(needed, room[each.name], strict=True))
-            or (workload.spread and in_domain[workload.name][device.in_domain] > fewest)
-            or any((workload.name, other) in apart for other in on_host[device.on_host])
+        if any(size > left for each in together for size, left in zip(needed, room[each.name], strict=True)) or (
+            workload.spread and in_domain[workload.name][device.in_domain] > fewest
         ):
             return False
         for each in together:
             room[each.name] = [left - size for size, left in zip(needed, room[each.name], strict=True)]
             used.add(each.name)
         in_domain[workload.name][device.in_domain] += 1
-        on_host[device.on_host].add(workload.name)
         found[workload.name, Bin(device.name)] += 1
         return True
 
@@ -348,12 +325,10 @@ def _alike(problem: Problem, previous: Solution | None) -> list[list[Device]]:
     if any(workload.num_devices > 1 for workload in problem.workloads):  # which are next to one another counts
         return [[device] for device in problem.devices]
     held = set(previous.devices) if previous else set[str]()
-    hosts_count = any(workload.apart_from for workload in problem.workloads)
     domains_count = any(workload.spread for workload in problem.workloads)
     groups: dict[Any, list[Device]] = defaultdict(list)
     for device in problem.devices:
-        host, domain = device.on_host if hosts_count else "", device.in_domain if domains_count else ""
-        kind = replace(device, name="", index=None, host=host, domain=domain)
+        kind = replace(device, name="", index=None, host="", domain=device.in_domain if domains_count else "")
         groups[device.name if device.name in held else kind].append(device)
     return [group[: max(problem.num_replicas, 1)] for group in groups.values()]
 

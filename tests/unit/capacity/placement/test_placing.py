@@ -27,7 +27,7 @@ PLACED = place(
 @settings(max_examples=60, deadline=None)
 @given(problems(max_workloads=4, max_devices=4))
 def test_every_rule_is_kept(problem: Problem) -> None:
-    """Memory, load, sharing, class, spread, hosts apart and MIG's geometry hold; what has no place has a cause."""
+    """Memory, load, sharing, class, spread and MIG's geometry hold; what has no place has a cause."""
     solution = place(problem, time_limit_s=0.3)
     assert [] == faults(problem, solution)
     assert all(entry.why for entry in solution.unplaced)
@@ -165,10 +165,10 @@ def test_numbers_stay_with_what_stays() -> None:
 
 
 def test_every_broken_rule_is_named() -> None:
-    """Each fault of a placement is found: memory, load, sharing, class, spread, hosts, slices, counting."""
+    """Each fault of a placement is found: memory, load, sharing, class, spread, slices, counting."""
     problem = Problem(
         (
-            Workload("a", 50 * GIB, {H100: 0.6}, 2, spread=True, apart_from=frozenset({"a"})),
+            Workload("a", 50 * GIB, {H100: 0.6}, 2, spread=True),
             Workload("b", GIB, {"cpu": 0.1}),
             Workload("c", GIB, {"*": 0.1}),
         ),
@@ -183,7 +183,6 @@ def test_every_broken_rule_is_named() -> None:
     assert "'d0' has the load 1.2, and 1 is allowed" in together
     assert "'d0' is shared by 2 replicas; 1 may" in together
     assert "device 'd0' is used whole and partitioned at once" in together
-    assert "'a' and 'a' are both on host 'h0'" in together
     assert "'a' has 2 replicas in domain 'z0'; 1 to 1 may be" in together
     assert "workload 'b' has 0 replicas; 1 are wanted" in together
     assert "workload 'b' may not be on 'd0', of class 'H100-80GB'" in found(("b", 0, Bin("d0")))
