@@ -163,16 +163,12 @@ class Predictions(NamedTuple):
         return float((self.greedy == other.greedy).double().mean())
 
 
-def evaluate(model: TransformerModel, rows: Sequence[torch.Tensor], kv_dtype: torch.dtype | None = None) -> Predictions:
-    """Predict each token of each row from those before it.
-
-    Args:
-        kv_dtype: Type of the KV cache; None: that of computation.
-    """
+def evaluate(model: TransformerModel, rows: Sequence[torch.Tensor]) -> Predictions:
+    """Predict each token of each row from those before it."""
     total, greedy = 0.0, []
     for row in rows:
         step, num_blocks = sequence_input(len(row))
-        hidden = model.forward(row, kv=model.new_kv(num_blocks, BLOCK_SIZE, kv_dtype or model.dtype), **step)
+        hidden = model.forward(row, kv=model.new_kv(num_blocks, BLOCK_SIZE, model.dtype), **step)
         logits = model.logits(hidden[:-1])
         total += float(torch.nn.functional.cross_entropy(logits, row[1:], reduction="sum"))
         greedy.append(logits.argmax(1))
