@@ -320,7 +320,7 @@ class TransformerModel:
             return found if share is None else share.whole(found)
 
     def _layers_of(self, kv: torch.Tensor) -> list[KVLayer]:
-        """Views of the cache, kept from step to step: making them takes 20 us a layer. Another thread may replace them."""
+        """Views of the cache, kept over steps: making them takes 20 us a layer; another thread may replace them."""
         split = self._split
         if split is None or split[0] is not kv:
             self._split = split = kv, split_layers(kv, self._own_config.num_kv_heads, self.config.head_dim)
