@@ -25,18 +25,16 @@ def gpus(number: int, *, per_host: int = 2, with_mig: bool = False, **fields: An
 @st.composite
 def problems(draw: st.DrawFn, max_workloads: int = 6, max_devices: int = 6, max_replicas: int = 4) -> Problem:
     """Any valid problem: several classes, hosts and zones, MIG, limits of sharing, rules that may not be kept."""
-    names = [f"m{i}" for i in range(draw(st.integers(1, max_workloads)))]
     load = st.dictionaries(st.sampled_from([H100, "A30-24GB", "cpu", "*"]), st.floats(0, 1.2), min_size=1)
     workloads = [
         Workload(
-            name,
+            f"m{i}",
             draw(st.integers(0, 90)) * GIB,
             draw(load),
             draw(st.integers(0, max_replicas)),
             draw(st.booleans()),
-            frozenset(draw(st.sets(st.sampled_from(names), max_size=2))) if draw(st.booleans()) else frozenset(),
         )
-        for name in names
+        for i in range(draw(st.integers(1, max_workloads)))
     ]
     devices = []
     for i in range(draw(st.integers(1, max_devices))):
