@@ -5,11 +5,13 @@ import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from itertools import islice
+from itertools import chain, islice, repeat
+from typing import Any
 
 from weft.base.errors import NotFoundError, WeftError
 from weft.base.observing import telemetry
 from weft.base.security.access import CALLER, allows
+from weft.base.statistics import ModelStatistics
 from weft.language.draw.build import Item, build_diagram
 from weft.language.draw.formats import render_svg
 from weft.language.plan import CallPlan, GraphPlan
@@ -25,6 +27,8 @@ from weft_protos import graph_service_pb2 as pb
 #: Kept of all requests, and besides of the slowest and of those that failed.
 MAX_RECENT, MAX_SLOWEST, MAX_FAILED = 200, 50, 50
 MAX_KEPT = 2 * (MAX_RECENT + MAX_SLOWEST + MAX_FAILED)
+#: Told of those after a time: more of a second are not shown.
+MAX_TOLD = 50
 #: Of a request with more steps than this they are not kept.
 MAX_STEPS = 1000
 #: Requests are kept for so long after the last question for them.
@@ -33,8 +37,9 @@ _MAX_ERROR_CHARS = 2000
 #: Lines of figure spaces in the box of a step keep the place for its numbers, which a page writes there.
 _ROOM = ["\u2007" * 12] * 3
 
-#: A request as it is told without its steps; what they did, and when it began.
-_Kept = tuple[pb.ObservedRequest, NodeRecord, int]
+#: Fields of a request's message, which is made of the few that are told; what its steps did, and when it began.
+_Kept = tuple[dict[str, Any], NodeRecord, int]
+_UNKNOWN: tuple[tuple[Any, ...], bytes] = ((), b"")
 #: Asks the other routers behind the port.
 Others = Callable[[pb.ObserveRequest], Awaitable[Iterable[pb.ObserveResponse]]]
 
@@ -58,9 +63,11 @@ class Observer:
         self._graphs, self._runtime, self._catalog, self._admission = graphs, runtime, catalog, admission
         self._model_control = model_control
         self._kept: list[_Kept] = []
+        #: Counts of the last answer and their messages: of a thousand graphs most have not changed since.
+        self._told: list[tuple[tuple[Any, ...], bytes]] = []
         self._kept_until_s = 0.0
         # Keys are not those of other requests after a restart, or at another worker.
-        self._keys = (f"{os.getpid():x}{time.time_ns() >> 20 & 0xFFFFFF:x}-{number}" for number in itertools.count())
+        self._keys = map(f"{os.getpid():x}{time.time_ns() >> 20 & 0xFFFFFF:x}-{{}}".format, itertools.count())
 
     async def observe(self, request: pb.ObserveRequest) -> pb.ObserveResponse:
         """Answer for all routers behind the port, what the caller may see. Raises NotFoundError."""
@@ -85,29 +92,38 @@ class Observer:
         wanted, graphs = set(request.graph), {entry.file.name for entry in self._graphs}
         counters = [(entry.statistics, entry.serving, False) for entry in self._graphs]
         counters += [(seen, None, True) for seen in self._catalog.counters() if seen.name not in graphs]
-        for seen, serving, is_model in counters:
-            one = response.count.add()  # and no more than is needed: there may be thousands
-            one.graph, one.version, one.is_model = seen.name, seen.version, is_model
-            one.num_ok, one.total_ns = seen.success.count, seen.success.total_ns
-            if seen.failures_by_reason:
-                one.failure.update(seen.failures_by_reason)
-            if (limit := self._admission.limits.get(seen.name)) is not None:
-                one.num_inflight = limit.num_inflight
-            if seen.name in wanted:
-                levels = [level.counts for level in seen.request_latency.values()]
-                one.bucket.extend(map(sum, zip(*levels, strict=True)))
-            if serving is not None and seen.name in wanted:
+        told, self._told = self._told, []
+        for (seen, serving, is_model), last in zip(counters, chain(told, repeat(_UNKNOWN)), strict=False):
+            limit, is_wanted = self._admission.limits.get(seen.name), seen.name in wanted
+            num_inflight = 0 if limit is None else limit.num_inflight
+            success = seen.success
+            counts = (
+                seen.name,
+                seen.version,
+                success.count,
+                success.total_ns,
+                seen.fail.count,
+                num_inflight,
+                is_wanted,
+            )
+            is_same = last[0] == counts and not is_wanted
+            self._told.append(last if is_same else (counts, _message(seen, is_model, num_inflight, is_wanted)))
+            if serving is not None and is_wanted:
                 self._add_steps(serving, response)
+        response.MergeFromString(b"".join([message for _, message in self._told]))
         if request.request_key or request.HasField("requests_after_unix_ms"):
             self._kept_until_s = time.monotonic() + LEASE_S
             if self._runtime.on_end is None:
                 self._runtime.on_end = self._keep
                 self._expire()
-            for ended, record, start_ns in self._kept:
-                if ended.key == request.request_key:
-                    response.request.add(steps=trace_text(record, start_ns)).MergeFrom(ended)
-                elif not request.request_key and ended.unix_ms > request.requests_after_unix_ms:
-                    response.request.append(ended)
+            after_ms, found = request.requests_after_unix_ms, []
+            if not request.request_key:
+                found = [one for one, _, _ in self._kept if one["unix_ms"] > after_ms][-MAX_TOLD if after_ms else 0 :]
+            for ended, record, start_ns in self._kept if request.request_key else ():
+                if ended["key"] == request.request_key:
+                    found.append(ended | {"steps": trace_text(record, start_ns)})
+            for ended in found:
+                response.request.add(**ended)
         return response
 
     def _add_steps(self, serving: ServingGraph, response: pb.ObserveResponse) -> None:
@@ -136,27 +152,27 @@ class Observer:
         context, code = run.request.root, "INTERNAL" if isinstance(error, Exception) else "CANCELLED"
         if isinstance(error, WeftError):
             code = error.code
-        ended = pb.ObservedRequest(
-            key=next(self._keys),
-            request_id=run.request.scope.request_id,
-            graph=plan.signature.name,
-            version=plan.signature.version,
-            path=path,
-            status="OK" if error is None else code,
-            error="" if error is None else str(error)[:_MAX_ERROR_CHARS],
-            unix_ms=time.time() * 1e3,
-            ms=(time.monotonic_ns() - context.arrival_ns) / 1e6,
-            trace_id=telemetry.trace_id_of(context.trace_context),
-        )
+        ended = {
+            "key": next(self._keys),
+            "request_id": run.request.scope.request_id,
+            "graph": plan.signature.name,
+            "version": plan.signature.version,
+            "path": path,
+            "status": "OK" if error is None else code,
+            "error": "" if error is None else str(error)[:_MAX_ERROR_CHARS],
+            "unix_ms": time.time() * 1e3,
+            "ms": (time.monotonic_ns() - context.arrival_ns) / 1e6,
+            "trace_id": telemetry.trace_id_of(context.trace_context),
+        }
         record = run.record
         if any(islice(steps_in(record.steps), MAX_STEPS, None)):  # as of a map over many rows
             record = NodeRecord(record.name)
         self._kept.append((ended, record, start_ns))
         if len(self._kept) > MAX_KEPT:
-            failed = [one for one in self._kept if one[0].status != "OK"][-MAX_FAILED:]
-            slowest = sorted(self._kept, key=lambda one: one[0].ms)[-MAX_SLOWEST:]
-            chosen = {one[0].key for one in (*self._kept[-MAX_RECENT:], *failed, *slowest)}
-            self._kept = [one for one in self._kept if one[0].key in chosen]
+            failed = [one for one in self._kept if one[0]["status"] != "OK"][-MAX_FAILED:]
+            slowest = sorted(self._kept, key=lambda one: one[0]["ms"])[-MAX_SLOWEST:]
+            chosen = {one[0]["key"] for one in (*self._kept[-MAX_RECENT:], *failed, *slowest)}
+            self._kept = [one for one in self._kept if one[0]["key"] in chosen]
 
     def _expire(self) -> None:
         left_s = self._kept_until_s - time.monotonic()
@@ -164,6 +180,17 @@ class Observer:
             asyncio.get_running_loop().call_later(left_s, self._expire)
         else:
             self._runtime.on_end, self._kept = None, []
+
+
+def _message(seen: ModelStatistics, is_model: bool, num_inflight: int, has_latencies: bool) -> bytes:
+    """A serialized response with the counts of one graph or model."""
+    one = pb.Observed(graph=seen.name, version=seen.version, is_model=is_model, num_inflight=num_inflight)
+    one.num_ok, one.total_ns = seen.success.count, seen.success.total_ns
+    one.failure.update(seen.failures_by_reason)
+    if has_latencies:
+        levels = [level.counts for level in seen.request_latency.values()]
+        one.bucket.extend(map(sum, zip(*levels, strict=True)))
+    return pb.ObserveResponse(count=[one]).SerializeToString()
 
 
 def _fallback_of(path: str) -> str:

@@ -79,7 +79,7 @@ async def test_nothing_is_kept_when_nobody_looks(observer: Observer, runtime: Ru
     await observer.observe(pb.ObserveRequest(requests_after_unix_ms=0))
     runtime.on_end(Plan, run_of(1), "root.a", 0, asyncio.CancelledError())
     observer._expire()
-    assert ["CANCELLED"] == [one[0].status for one in observer._kept]
+    assert ["CANCELLED"] == [one[0]["status"] for one in observer._kept]
     observer._kept_until_s = 0.0
     observer._expire()
     assert (None, []) == (runtime.on_end, observer._kept)

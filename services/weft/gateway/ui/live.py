@@ -17,7 +17,7 @@ from weft.base.errors import ResourceExhaustedError, WeftError
 from weft.gateway.http.resources import Resources
 from weft.gateway.ui.rates import Sample, tick_of
 from weft.gateway.v2.routes import to_json
-from weft.v2.client.frames import Frame, Page, frame_of, scrape
+from weft.v2.client.frames import Frame, Page, frame_of, is_router, scrape
 from weft.v2.client.v2_client import Metadata
 from weft_protos import graph_service_pb2 as pb
 
@@ -140,10 +140,14 @@ class Live:
 
 
 class MetricPages:
-    """Metrics pages of services, by name, read on a thread while somebody looks, at most every other second."""
+    """Metrics pages of services, by name, read on a thread while somebody looks, at most every other second.
 
-    def __init__(self, addresses: Mapping[str, str]) -> None:
-        self._addresses = addresses
+    Args:
+        has_routers: False: a page that is found to be a router's is not read again, as it may have megabytes.
+    """
+
+    def __init__(self, addresses: Mapping[str, str], *, has_routers: bool) -> None:
+        self._addresses, self._has_routers = dict(addresses), has_routers
         self._next_s = 0.0
         self._reading: asyncio.Task[None] | None = None
         self._pages: Mapping[str, Page] = {}
@@ -167,11 +171,23 @@ class MetricPages:
         ]
         return {**frame, "gauges": gauges}
 
+    async def recent_machines(self, names: Collection[str]) -> dict[str, Any]:
+        """As ``machines``, after a reading if the last was long ago."""
+        is_old = time.monotonic() >= self._next_s + 2 * _PAGES_PERIOD_S
+        found = self.machines(names)
+        if is_old and self._reading is not None:
+            await asyncio.shield(self._reading)
+            found = self.machines(names)
+        return found
+
     async def _read(self) -> None:
         start_s = time.monotonic()
         # Rates need a second reading soon, and none is over the time in which nobody looked.
         old = self._pages if start_s < self._next_s + 2 * _PAGES_PERIOD_S else {}
         self._pages = await asyncio.to_thread(scrape, self._addresses)
         self._frame = frame_of(self._addresses, old or self._pages, self._pages)
+        for name, page in self._pages.items():
+            if not self._has_routers and is_router(page):
+                del self._addresses[name]
         took_s = time.monotonic() - start_s
         self._next_s = start_s + (max(_PAGES_PERIOD_S, _REST * took_s) if old else _PAGES_PERIOD_S)

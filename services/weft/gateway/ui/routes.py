@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,13 +51,14 @@ _MAX_GRAPHS, _MAX_RECENT, _MAX_ASIDE = 8, 200, 50
 
 def page_routes(resources: Resources, metrics: Sequence[MetricsSource], jaeger_url: str) -> list[Route]:
     """Routes of the page, which links to traces if there is a ``jaeger_url``."""
-    return _Page(resources, MetricPages({one.service or one.url: one.url for one in metrics}), jaeger_url).routes()
+    return _Page(resources, {one.service or one.url: one.url for one in metrics}, jaeger_url).routes()
 
 
 class _Page:
-    def __init__(self, resources: Resources, pages: MetricPages, jaeger_url: str) -> None:
+    def __init__(self, resources: Resources, addresses: Mapping[str, str], jaeger_url: str) -> None:
         self._resources = resources
-        self._live = Live(resources, pages)
+        self._live = Live(resources, MetricPages(addresses, has_routers=False))
+        self._machine_pages = MetricPages(addresses, has_routers=True)
         self._explaining = asyncio.Semaphore(1)
         self._files = StaticFiles(directory=_FOLDER / "static")
         template = Template((_FOLDER / "templates/index.html").read_text(encoding="utf-8"), autoescape=True)
@@ -128,7 +129,7 @@ class _Page:
 
     async def _machines(self, _request: Request, context: RequestContext) -> ASGIApp:
         seen = await self._live.ask("Observe", graph_pb.ObserveRequest(), context.identity())
-        return JSONResponse(self._live.pages.machines({one.graph for one in seen.count}))
+        return JSONResponse(await self._machine_pages.recent_machines({one.graph for one in seen.count}))
 
     async def _explain(self, request: Request, context: RequestContext) -> ASGIApp:
         body, identity = await self._body(request, context), context.identity()
