@@ -17,7 +17,7 @@ from weft.base.errors import ResourceExhaustedError, WeftError
 from weft.gateway.http.resources import Resources
 from weft.gateway.ui.rates import Sample, tick_of
 from weft.gateway.v2.routes import to_json
-from weft.v2.client.frames import Frame, Page, frame_of, is_router, scrape
+from weft.v2.client.frames import Frame, Page, frame_of, scrape
 from weft.v2.client.v2_client import Metadata
 from weft_protos import graph_service_pb2 as pb
 
@@ -33,6 +33,8 @@ _PAGES_PERIOD_S, _REST = 2.0, 100
 _GAUGES = re.compile(
     r"nv_gpu_|weft_warm_model|weft_instance_restarts_total|weft_endpoint_(state|inflight|picks_total)|vllm:(kv_|num_req)"
 )
+#: A family of routers alone.
+_ROUTERS = "weft_graph_load_failures_total"
 _ACTIONS = {"explicit": ("load", "unload", "rollback"), "poll": ("rollback",)}
 
 Event = dict[str, Any]
@@ -147,7 +149,7 @@ class MetricPages:
     """
 
     def __init__(self, addresses: Mapping[str, str], *, has_routers: bool) -> None:
-        self._addresses, self._has_routers = dict(addresses), has_routers
+        self._addresses, self._has_routers = addresses, has_routers
         self._next_s = 0.0
         self._reading: asyncio.Task[None] | None = None
         self._pages: Mapping[str, Page] = {}
@@ -173,11 +175,10 @@ class MetricPages:
 
     async def recent_machines(self, names: Collection[str]) -> dict[str, Any]:
         """As ``machines``, after a reading if the last was long ago."""
-        is_old = time.monotonic() >= self._next_s + 2 * _PAGES_PERIOD_S
-        found = self.machines(names)
+        is_old, found = time.monotonic() >= self._next_s + 2 * _PAGES_PERIOD_S, self.machines(names)
         if is_old and self._reading is not None:
             await asyncio.shield(self._reading)
-            found = self.machines(names)
+            return self.machines(names)
         return found
 
     async def _read(self) -> None:
@@ -186,8 +187,9 @@ class MetricPages:
         old = self._pages if start_s < self._next_s + 2 * _PAGES_PERIOD_S else {}
         self._pages = await asyncio.to_thread(scrape, self._addresses)
         self._frame = frame_of(self._addresses, old or self._pages, self._pages)
-        for name, page in self._pages.items():
-            if not self._has_routers and is_router(page):
-                del self._addresses[name]
+        if not self._has_routers:
+            self._addresses = {
+                name: url for name, url in self._addresses.items() if _ROUTERS not in self._pages[name].samples
+            }
         took_s = time.monotonic() - start_s
         self._next_s = start_s + (max(_PAGES_PERIOD_S, _REST * took_s) if old else _PAGES_PERIOD_S)

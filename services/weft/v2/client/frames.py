@@ -222,11 +222,6 @@ def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapp
     return Frame(max(intervals), services, models, ranks, roles, rollouts)
 
 
-def is_router(page: Page) -> bool:
-    """Whether it is the page of a router with graphs."""
-    return bool(page.samples.get("weft_graph_load_failures_total"))
-
-
 def quantiles_ms(buckets: Mapping[float, float], shares: Iterable[float]) -> list[float | None]:
     """Quantiles of latencies, by linear interpolation within a bucket.
 
@@ -258,7 +253,7 @@ def quantiles_ms(buckets: Mapping[float, float], shares: Iterable[float]) -> lis
 
 def _model_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[ModelRow]:
     graphs = {labels["graph"] for labels, _ in new.values("weft_graph_load_failures_total")}
-    has_graphs = is_router(new)
+    is_router = bool(new.samples.get("weft_graph_load_failures_total"))
     keys = dict.fromkeys(tuple(labels[key] for key in _KEYS) for labels, _ in new.values(_LATENCY))
     seen = {(model, version) for model, version, _ in keys}
     for labels, _ in new.values("nv_inference_count"):
@@ -271,7 +266,7 @@ def _model_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[
         latency = _deltas(old.values(_LATENCY, **at_level), new.values(_LATENCY, **at_level))
         p50_ms, p99_ms = quantiles_ms(latency, (0.5, 0.99))
         waited = _deltas(old.values(_QUEUE, **at_level), new.values(_QUEUE, **at_level))
-        is_graph = has_graphs and model in graphs
+        is_graph = is_router and model in graphs
         has_inflight = is_graph and any(new.values("weft_admission_inflight", graph=model))
         has_queue = any(new.values("weft_queue_size", **labels))
         if priority and has_queue:
@@ -280,17 +275,17 @@ def _model_rows(service: str, old: Page, new: Page, seconds: float) -> Iterator[
             queue_size = new.value("nv_inference_pending_request_count", **labels)
         yield ModelRow(
             service,
-            "graph" if is_graph else "call" if has_graphs else "model",
+            "graph" if is_graph else "call" if is_router else "model",
             model,
             version,
             priority,
             latency.get(float("inf"), 0.0) / seconds,
             _delta(old, new, "nv_inference_request_failure", **labels) / seconds,
-            None if has_graphs and not has_queue else int(queue_size),
+            None if is_router and not has_queue else int(queue_size),
             int(new.value("weft_admission_inflight", graph=model)) if has_inflight else None,
             p50_ms,
             p99_ms,
-            None if has_graphs and not has_queue else quantiles_ms(waited, (0.99,))[0],
+            None if is_router and not has_queue else quantiles_ms(waited, (0.99,))[0],
             is_graph and bool(new.value("weft_graph_degraded", graph=model, version=version)),
             _delta(old, new, "nv_inference_count", **labels) / num_batches if num_batches else None,
         )
