@@ -5,13 +5,13 @@ import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from itertools import chain, islice, repeat
+from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from weft.base.errors import NotFoundError, WeftError
 from weft.base.observing import telemetry
 from weft.base.security.access import CALLER, allows
-from weft.base.statistics import ModelStatistics
 from weft.language.draw.build import Item, build_diagram
 from weft.language.draw.formats import render_svg
 from weft.language.plan import CallPlan, GraphPlan
@@ -39,7 +39,8 @@ _ROOM = ["\u2007" * 12] * 3
 
 #: Fields of a request's message, which is made of the few that are told; what its steps did, and when it began.
 _Kept = tuple[dict[str, Any], NodeRecord, int]
-_UNKNOWN: tuple[tuple[Any, ...], bytes] = ((), b"")
+#: Counts whose messages are kept: of a thousand graphs most have not changed since the last second.
+_MAX_MESSAGES = 4096
 #: Asks the other routers behind the port.
 Others = Callable[[pb.ObserveRequest], Awaitable[Iterable[pb.ObserveResponse]]]
 
@@ -63,8 +64,6 @@ class Observer:
         self._graphs, self._runtime, self._catalog, self._admission = graphs, runtime, catalog, admission
         self._model_control = model_control
         self._kept: list[_Kept] = []
-        #: Counts of the last answer and their messages: of a thousand graphs most have not changed since.
-        self._told: list[tuple[tuple[Any, ...], bytes]] = []
         self._kept_until_s = 0.0
         # Keys are not those of other requests after a restart, or at another worker.
         self._keys = map(f"{os.getpid():x}{time.time_ns() >> 20 & 0xFFFFFF:x}-{{}}".format, itertools.count())
@@ -92,38 +91,29 @@ class Observer:
         wanted, graphs = set(request.graph), {entry.file.name for entry in self._graphs}
         counters = [(entry.statistics, entry.serving, False) for entry in self._graphs]
         counters += [(seen, None, True) for seen in self._catalog.counters() if seen.name not in graphs]
-        told, self._told = self._told, []
-        for (seen, serving, is_model), last in zip(counters, chain(told, repeat(_UNKNOWN)), strict=False):
-            limit, is_wanted = self._admission.limits.get(seen.name), seen.name in wanted
-            num_inflight = 0 if limit is None else limit.num_inflight
-            success = seen.success
-            counts = (
-                seen.name,
-                seen.version,
-                success.count,
-                success.total_ns,
-                seen.fail.count,
-                num_inflight,
-                is_wanted,
-            )
-            is_same = last[0] == counts and not is_wanted
-            self._told.append(last if is_same else (counts, _message(seen, is_model, num_inflight, is_wanted)))
-            if serving is not None and is_wanted:
+        messages = []
+        for seen, serving, is_model in counters:
+            names, limit = (seen.name, seen.version, is_model), self._admission.limits.get(seen.name)
+            num_inflight, failures = 0 if limit is None else limit.num_inflight, tuple(seen.failures_by_reason.items())
+            messages.append(_message(*names, seen.success.count, seen.success.total_ns, num_inflight, failures))
+            if seen.name in wanted:
+                levels = [level.counts for level in seen.request_latency.values()]
+                one = response.count.add(graph=seen.name, version=seen.version, is_model=is_model)
+                one.bucket.extend(map(sum, zip(*levels, strict=True)))
+            if serving is not None and seen.name in wanted:
                 self._add_steps(serving, response)
-        response.MergeFromString(b"".join([message for _, message in self._told]))
+        response.MergeFromString(b"".join(messages))
         if request.request_key or request.HasField("requests_after_unix_ms"):
             self._kept_until_s = time.monotonic() + LEASE_S
             if self._runtime.on_end is None:
                 self._runtime.on_end = self._keep
                 self._expire()
-            after_ms, found = request.requests_after_unix_ms, []
-            if not request.request_key:
-                found = [one for one, _, _ in self._kept if one["unix_ms"] > after_ms][-MAX_TOLD if after_ms else 0 :]
-            for ended, record, start_ns in self._kept if request.request_key else ():
+            after_ms = request.requests_after_unix_ms
+            for ended, record, start_ns in self._kept[-MAX_TOLD if after_ms else 0 :]:
                 if ended["key"] == request.request_key:
-                    found.append(ended | {"steps": trace_text(record, start_ns)})
-            for ended in found:
-                response.request.add(**ended)
+                    response.request.add(**ended, steps=trace_text(record, start_ns))
+                elif not request.request_key and ended["unix_ms"] > after_ms:
+                    response.request.add(**ended)
         return response
 
     def _add_steps(self, serving: ServingGraph, response: pb.ObserveResponse) -> None:
@@ -182,14 +172,13 @@ class Observer:
             self._runtime.on_end, self._kept = None, []
 
 
-def _message(seen: ModelStatistics, is_model: bool, num_inflight: int, has_latencies: bool) -> bytes:
-    """A serialized response with the counts of one graph or model."""
-    one = pb.Observed(graph=seen.name, version=seen.version, is_model=is_model, num_inflight=num_inflight)
-    one.num_ok, one.total_ns = seen.success.count, seen.success.total_ns
-    one.failure.update(seen.failures_by_reason)
-    if has_latencies:
-        levels = [level.counts for level in seen.request_latency.values()]
-        one.bucket.extend(map(sum, zip(*levels, strict=True)))
+@lru_cache(_MAX_MESSAGES)
+def _message(
+    graph: str, version: str, is_model: bool, num_ok: int, total_ns: int, num_inflight: int, failures: Any
+) -> bytes:
+    """A serialized response with these counts."""
+    one = pb.Observed(graph=graph, version=version, is_model=is_model, failure=dict(failures))
+    one.num_ok, one.total_ns, one.num_inflight = num_ok, total_ns, num_inflight
     return pb.ObserveResponse(count=[one]).SerializeToString()
 
 

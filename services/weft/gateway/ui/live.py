@@ -33,8 +33,6 @@ _PAGES_PERIOD_S, _REST = 2.0, 100
 _GAUGES = re.compile(
     r"nv_gpu_|weft_warm_model|weft_instance_restarts_total|weft_endpoint_(state|inflight|picks_total)|vllm:(kv_|num_req)"
 )
-#: A family of routers alone.
-_ROUTERS = "weft_graph_load_failures_total"
 _ACTIONS = {"explicit": ("load", "unload", "rollback"), "poll": ("rollback",)}
 
 Event = dict[str, Any]
@@ -142,14 +140,10 @@ class Live:
 
 
 class MetricPages:
-    """Metrics pages of services, by name, read on a thread while somebody looks, at most every other second.
+    """Metrics pages of services, by name, read on a thread while somebody looks, at most every other second."""
 
-    Args:
-        has_routers: False: a page that is found to be a router's is not read again, as it may have megabytes.
-    """
-
-    def __init__(self, addresses: Mapping[str, str], *, has_routers: bool) -> None:
-        self._addresses, self._has_routers = addresses, has_routers
+    def __init__(self, addresses: Mapping[str, str]) -> None:
+        self._addresses = addresses
         self._next_s = 0.0
         self._reading: asyncio.Task[None] | None = None
         self._pages: Mapping[str, Page] = {}
@@ -173,12 +167,12 @@ class MetricPages:
         ]
         return {**frame, "gauges": gauges}
 
-    async def recent_machines(self, names: Collection[str]) -> dict[str, Any]:
+    async def recent(self, names: Collection[str]) -> dict[str, Any]:
         """As ``machines``, after a reading if the last was long ago."""
         is_old, found = time.monotonic() >= self._next_s + 2 * _PAGES_PERIOD_S, self.machines(names)
         if is_old and self._reading is not None:
             await asyncio.shield(self._reading)
-            return self.machines(names)
+            found = self.machines(names)
         return found
 
     async def _read(self) -> None:
@@ -187,9 +181,5 @@ class MetricPages:
         old = self._pages if start_s < self._next_s + 2 * _PAGES_PERIOD_S else {}
         self._pages = await asyncio.to_thread(scrape, self._addresses)
         self._frame = frame_of(self._addresses, old or self._pages, self._pages)
-        if not self._has_routers:
-            self._addresses = {
-                name: url for name, url in self._addresses.items() if _ROUTERS not in self._pages[name].samples
-            }
         took_s = time.monotonic() - start_s
         self._next_s = start_s + (max(_PAGES_PERIOD_S, _REST * took_s) if old else _PAGES_PERIOD_S)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,10 +55,12 @@ def page_routes(resources: Resources, metrics: Sequence[MetricsSource], jaeger_u
 
 
 class _Page:
-    def __init__(self, resources: Resources, addresses: Mapping[str, str], jaeger_url: str) -> None:
+    def __init__(self, resources: Resources, addresses: dict[str, str], jaeger_url: str) -> None:
         self._resources = resources
-        self._live = Live(resources, MetricPages(addresses, has_routers=False))
-        self._machine_pages = MetricPages(addresses, has_routers=True)
+        self._machine_pages = MetricPages(addresses)
+        # A tick tells nothing of the router's page, which has megabytes with a thousand graphs.
+        addresses = {name: url for name, url in addresses.items() if url != addresses.get("router")}
+        self._live = Live(resources, MetricPages(addresses))
         self._explaining = asyncio.Semaphore(1)
         self._files = StaticFiles(directory=_FOLDER / "static")
         template = Template((_FOLDER / "templates/index.html").read_text(encoding="utf-8"), autoescape=True)
@@ -129,7 +131,7 @@ class _Page:
 
     async def _machines(self, _request: Request, context: RequestContext) -> ASGIApp:
         seen = await self._live.ask("Observe", graph_pb.ObserveRequest(), context.identity())
-        return JSONResponse(await self._machine_pages.recent_machines({one.graph for one in seen.count}))
+        return JSONResponse(await self._machine_pages.recent({one.graph for one in seen.count}))
 
     async def _explain(self, request: Request, context: RequestContext) -> ASGIApp:
         body, identity = await self._body(request, context), context.identity()
