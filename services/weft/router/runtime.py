@@ -81,8 +81,8 @@ class Runtime:
     on_end: Callable[[Any, Any, str, int, BaseException | None], None] | None = None
     rollouts: RolloutStore = field(default_factory=RolloutStore)
     num_workers: int = 1
-    _timed_ns: int = 0
     target_of: Callable[[str, CallPlan], Target] | None = None
+    _timed_ns: int = 0
 
     def takes_times(self, now_ns: int) -> bool:
         """Whether a request that somebody looks at asks models for their times: 50 each second do, or 50 at once."""
