@@ -5,7 +5,6 @@ import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -39,8 +38,6 @@ _ROOM = ["\u2007" * 12] * 3
 
 #: Fields of a request's message, which is made of the few that are told; what its steps did, and when it began.
 _Kept = tuple[dict[str, Any], NodeRecord, int]
-#: Counts whose messages are kept: of a thousand graphs most have not changed since the last second.
-_MAX_MESSAGES = 4096
 #: Asks the other routers behind the port.
 Others = Callable[[pb.ObserveRequest], Awaitable[Iterable[pb.ObserveResponse]]]
 
@@ -91,18 +88,19 @@ class Observer:
         wanted, graphs = set(request.graph), {entry.file.name for entry in self._graphs}
         counters = [(entry.statistics, entry.serving, False) for entry in self._graphs]
         counters += [(seen, None, True) for seen in self._catalog.counters() if seen.name not in graphs]
-        messages = []
         for seen, serving, is_model in counters:
-            names, limit = (seen.name, seen.version, is_model), self._admission.limits.get(seen.name)
-            num_inflight, failures = 0 if limit is None else limit.num_inflight, tuple(seen.failures_by_reason.items())
-            messages.append(_message(*names, seen.success.count, seen.success.total_ns, num_inflight, failures))
+            one = response.count.add()  # and no more than is needed: there may be thousands
+            one.graph, one.version, one.is_model = seen.name, seen.version, is_model
+            one.num_ok, one.total_ns = seen.success.count, seen.success.total_ns
+            if seen.failures_by_reason:
+                one.failure.update(seen.failures_by_reason)
+            if (limit := self._admission.limits.get(seen.name)) is not None:
+                one.num_inflight = limit.num_inflight
             if seen.name in wanted:
                 levels = [level.counts for level in seen.request_latency.values()]
-                one = response.count.add(graph=seen.name, version=seen.version, is_model=is_model)
                 one.bucket.extend(map(sum, zip(*levels, strict=True)))
             if serving is not None and seen.name in wanted:
                 self._add_steps(serving, response)
-        response.MergeFromString(b"".join(messages))
         if request.request_key or request.HasField("requests_after_unix_ms"):
             self._kept_until_s = time.monotonic() + LEASE_S
             if self._runtime.on_end is None:
@@ -170,16 +168,6 @@ class Observer:
             asyncio.get_running_loop().call_later(left_s, self._expire)
         else:
             self._runtime.on_end, self._kept = None, []
-
-
-@lru_cache(_MAX_MESSAGES)
-def _message(
-    graph: str, version: str, is_model: bool, num_ok: int, total_ns: int, num_inflight: int, failures: Any
-) -> bytes:
-    """A serialized response with these counts."""
-    one = pb.Observed(graph=graph, version=version, is_model=is_model, failure=dict(failures))
-    one.num_ok, one.total_ns, one.num_inflight = num_ok, total_ns, num_inflight
-    return pb.ObserveResponse(count=[one]).SerializeToString()
 
 
 def _fallback_of(path: str) -> str:

@@ -22,7 +22,7 @@ from weft.v2.client.v2_client import Metadata
 from weft_protos import graph_service_pb2 as pb
 
 #: Pause between two ticks, the time over which rates are taken, and how often the router's index is read.
-PERIOD_S, WINDOW_S, INDEX_PERIOD_S = 1.0, 5.0, 10.0
+PERIOD_S, WINDOW_S, INDEX_PERIOD_S = 1.0, 5.0, 30.0
 TIMEOUT_S = 5.0
 MAX_VIEWERS = 16
 _MAX_REQUESTS = 50
@@ -123,7 +123,7 @@ class Live:
         tick["rollouts"] = await self._rollouts(identity) if graphs else []
         tick["models"] = [
             one
-            for one in self.pages.machines(names)["models"]
+            for one in (await self.pages.machines(names))["models"]
             if one["kind"] != "graph" and (one["requests_per_s"] or one["failures_per_s"] or one["queue_size"])
         ]
         tick["requests"] = [to_json(one) for one in seen.request if one.unix_ms > after_ms][-_MAX_REQUESTS:]
@@ -149,10 +149,13 @@ class MetricPages:
         self._pages: Mapping[str, Page] = {}
         self._frame = Frame(0.0, (), ())
 
-    def machines(self, names: Collection[str]) -> dict[str, Any]:
+    async def machines(self, names: Collection[str]) -> dict[str, Any]:
         """All services and, of these models, rows and what else the services say of caches, memory and replicas."""
+        is_old = time.monotonic() >= self._next_s + 2 * _PAGES_PERIOD_S
         if self._addresses and time.monotonic() >= self._next_s and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read())
+        if is_old and self._reading is not None:
+            await asyncio.shield(self._reading)
         frame = asdict(self._frame)
         for part in ("models", "ranks", "roles"):
             rows = [one if isinstance(one, dict) else one._asdict() for one in frame[part]]
@@ -166,14 +169,6 @@ class MetricPages:
             if value and math.isfinite(value) and labels.get("model", labels.get("model_name", "")) in ("", *names)
         ]
         return {**frame, "gauges": gauges}
-
-    async def recent(self, names: Collection[str]) -> dict[str, Any]:
-        """As ``machines``, after a reading if the last was long ago."""
-        is_old, found = time.monotonic() >= self._next_s + 2 * _PAGES_PERIOD_S, self.machines(names)
-        if is_old and self._reading is not None:
-            await asyncio.shield(self._reading)
-            found = self.machines(names)
-        return found
 
     async def _read(self) -> None:
         start_s = time.monotonic()

@@ -131,7 +131,7 @@ class _Page:
 
     async def _machines(self, _request: Request, context: RequestContext) -> ASGIApp:
         seen = await self._live.ask("Observe", graph_pb.ObserveRequest(), context.identity())
-        return JSONResponse(await self._machine_pages.recent({one.graph for one in seen.count}))
+        return JSONResponse(await self._machine_pages.machines({one.graph for one in seen.count}))
 
     async def _explain(self, request: Request, context: RequestContext) -> ASGIApp:
         body, identity = await self._body(request, context), context.identity()
