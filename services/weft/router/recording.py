@@ -205,11 +205,7 @@ class Recorder:
 
     def _write(self, waiting: Sequence[tuple[int, Kept | file_pb.Entry]]) -> int:
         """Write as many as there is room for; returns their number."""
-        entries = []
-        for _, kept in waiting:
-            entries.append(kept.entry() if isinstance(kept, Kept) else kept)
-            if isinstance(kept, Kept):
-                time.sleep(0)  # the event loop has its turn
+        entries = [one.entry() if isinstance(one, Kept) else one for _, one in waiting]
         while entries and not self._writer.write(entries, self._request.max_bytes):
             del entries[len(entries) // 2 :]
         return len(entries)

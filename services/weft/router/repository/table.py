@@ -169,8 +169,7 @@ class GraphTable:
             return IndexEntry(name, version, "LOADING", "")
         fault = self.why_not_ready(entry)
         pending = f"reload failed: {entry.reason}" if entry.serving is not None and entry.reason else ""
-        reason = "" if fault or entry.serving is None else why_degraded(entry.serving.plan, self._catalog)
-        degraded = f"degraded: {reason}" if reason else ""
+        degraded = f"degraded: {reason}" if not fault and (reason := self.why_degraded(entry)) else ""
         reasons = "\n".join(filter(None, (fault, degraded, pending)))
         return IndexEntry(name, version, "UNAVAILABLE" if fault else "READY", reasons)
 
