@@ -41,7 +41,7 @@ input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "Y" data_ty
 node { name: "root" sequence { step { name: "same" model_name: "same" } } }
 """
 #: What was recorded is written by then.
-_WRITTEN_S = 0.7
+_WRITTEN_S = 2.2
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -40,7 +40,8 @@ KEY_BYTES = 32
 MAX_HELD_BYTES = 32 << 20
 #: What one takes beside its tensors, about.
 _REQUEST_BYTES = 2048
-_FRAME_S = 0.5
+#: Pause between frames, each of which costs half a millisecond, and while each has many bytes.
+_FRAME_S, _BUSY_FRAME_S, _MANY_BYTES = 2.0, 0.5, 1 << 20
 #: Of a request and its answer, whose record is made at once: from the caches of the CPU that takes a third of the time.
 _SMALL_BYTES = 64 << 10
 _MIN_BYTES = 64 << 10
@@ -112,9 +113,8 @@ class Kept:
             self._recorder.status.num_dropped += 1
         else:
             made: Kept | file_pb.Entry = self
-            if self.num_bytes < _SMALL_BYTES and not self._recorder.redaction.hashed:
-                with contextlib.suppress(Exception):  # the thread meets it again, and ends the recording
-                    made = self.entry()
+            with contextlib.suppress(Exception):  # the thread meets it again, and ends the recording
+                made = self.entry() if self.num_bytes < _SMALL_BYTES and not self._recorder.redaction.hashed else self
             self._recorder.waiting.append((self.num_bytes, made))
 
     def entry(self) -> file_pb.Entry:
@@ -177,10 +177,10 @@ class Recorder:
         await asyncio.wait([self._task], timeout=_MAX_STOP_S)
 
     async def _run(self) -> None:
-        status, end_s, reason = self.status, time.monotonic() + self._request.max_s, ""
+        status, end_s, reason, pause_s = self.status, time.monotonic() + self._request.max_s, "", _BUSY_FRAME_S
         while not reason:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(_FRAME_S, end_s - time.monotonic())):
+                async with asyncio.timeout(min(pause_s, end_s - time.monotonic())):
                     await self._stop.wait()
             reason = "stopped" if self._stop.is_set() else "its time is over" if time.monotonic() >= end_s else ""
             waiting, self.waiting, num_written = self.waiting, [], 0
@@ -190,6 +190,7 @@ class Recorder:
             except Exception as error:
                 reason = f"writing failed: {getattr(error, 'strerror', None) or type(error).__name__}"
                 _log.warning("recording %s", status.file[0], exc_info=error)
+            pause_s = _FRAME_S if self.num_held_bytes < _MANY_BYTES else _BUSY_FRAME_S
             self.num_held_bytes -= sum(num_bytes for num_bytes, _ in waiting)
             status.num_bytes = self._writer.num_bytes
             status.num_requests += num_written

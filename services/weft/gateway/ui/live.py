@@ -151,10 +151,9 @@ class MetricPages:
 
     async def machines(self, names: Collection[str]) -> dict[str, Any]:
         """All services and, of these models, rows and what else the services say of caches, memory and replicas."""
-        is_old = time.monotonic() >= self._next_s + 2 * _PAGES_PERIOD_S
         if self._addresses and time.monotonic() >= self._next_s and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read())
-        if is_old and self._reading is not None:
+        if not self._pages and self._reading is not None:
             await asyncio.shield(self._reading)
         frame = asdict(self._frame)
         for part in ("models", "ranks", "roles"):
