@@ -23,11 +23,9 @@ from weft.router.steps.run import Run
 from weft.router.targets.catalog import TargetCatalog
 from weft_protos import graph_service_pb2 as pb
 
-#: Kept of all requests, and besides of the slowest and of those that failed.
-MAX_RECENT, MAX_SLOWEST, MAX_FAILED = 200, 50, 50
+#: Kept of all requests, and besides of the slowest and of those that failed; told of those after a time.
+MAX_RECENT, MAX_SLOWEST, MAX_FAILED, MAX_TOLD = 200, 50, 50, 50
 MAX_KEPT = 2 * (MAX_RECENT + MAX_SLOWEST + MAX_FAILED)
-#: Told of those after a time: more of a second are not shown.
-MAX_TOLD = 50
 #: Of a request with more steps than this they are not kept.
 MAX_STEPS = 1000
 #: Requests are kept for so long after the last question for them.

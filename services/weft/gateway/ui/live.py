@@ -28,8 +28,8 @@ MAX_VIEWERS = 16
 _MAX_REQUESTS = 50
 #: Statuses of a key that is not valid, or lacks the right.
 _DENIED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
-#: A metrics page that took a second to read is read again after so many: a router with 1,000 graphs has megabytes.
-_PAGES_PERIOD_S, _REST = 2.0, 100
+#: Metrics pages that took a second are read again after so many, and a router whose answer took one is asked again.
+_PAGES_PERIOD_S, _REST, _TICK_REST = 2.0, 100, 300
 _GAUGES = re.compile(
     r"nv_gpu_|weft_warm_model|weft_instance_restarts_total|weft_endpoint_(state|inflight|picks_total)|vllm:(kv_|num_req)"
 )
@@ -93,7 +93,8 @@ class Live:
                         return
                     samples.clear()
                     self.num_changes += 1
-                await asyncio.sleep(max(PERIOD_S - (time.monotonic() - start_s), PERIOD_S / 10))
+                rest_s = min(_TICK_REST * (samples[-1].at_s - start_s), WINDOW_S) if samples else PERIOD_S / 10
+                await asyncio.sleep(max(PERIOD_S - (time.monotonic() - start_s), PERIOD_S / 10, rest_s))
         finally:
             self._num_viewers -= 1
 
