@@ -90,7 +90,8 @@ async def test_nothing_is_kept_when_nobody_looks(observer: Observer, runtime: Ru
 async def test_counts_are_those_of_now(observer: Observer) -> None:
     """A graph that answers or fails after it was told is told anew."""
     counts = ModelStatistics("g", "1")
-    observer._graphs = [SimpleNamespace(statistics=counts, serving=None, file=SimpleNamespace(name="g"))]
+    entry = SimpleNamespace(statistics=counts, serving=None, file=SimpleNamespace(name="g"))
+    observer._graphs = [entry]  # type: ignore[assignment]  # all that is read of the table
     told = []
     for change in (lambda: None, lambda: counts.success.add(7), lambda: counts.record_failure("BACKEND", 1)):
         change()
