@@ -1,23 +1,20 @@
 """``python -m benchmarks.page``: what the page costs a router of 1,000 graphs at 200 requests a second.
 
-One mesh, with a page that nobody looks at and with one viewer of one graph, in turns; the figure is the CPU time of the
-router's process. ``--baseline DIR`` runs the mesh of another checkout in the same turns, without a page: the difference
-is what the page costs while nobody looks.
+Two meshes with a page each. While nobody looks, one page's process is stopped, and its router is one without a page;
+while one looks, a viewer of a graph reads the events of one page.
 """
 
 import argparse
 import asyncio
 import contextlib
-import http.client
 import json
 import os
 import shutil
-import statistics
+import signal
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +22,7 @@ import numpy as np
 from benchmarks import machine
 from benchmarks.report import machine_lines, table
 from benchmarks.requests import SEED, serialize
+from benchmarks.side_by_side import effects, interval
 from weft.base.processes.process import Endpoint
 from weft.capacity.tuning.load import Bounds, caller, open_loop
 from weft.mesh.running import running_mesh
@@ -33,6 +31,8 @@ from weft.v2.client.channels import open_channel
 
 ROOT = Path(__file__).resolve().parents[1]
 GRAPH = ROOT / "model_repository/graphs/identity3"
+
+Mesh = dict[str, Endpoint]
 
 
 def write_repository(folder: Path, num_graphs: int) -> None:
@@ -45,84 +45,73 @@ def write_repository(folder: Path, num_graphs: int) -> None:
         (home / "config.pbtxt").write_text(text.replace("identity3", f"g{number}"))
 
 
-@contextlib.contextmanager
-def viewer(address: str, graph: str) -> Iterator[None]:
-    """A browser that looks at a graph, which has its first figures when the block begins."""
-    connection = http.client.HTTPConnection(address, timeout=60)
-    connection.request("GET", f"/ui/api/live?graph={graph}")
-    response = connection.getresponse()
-    has_figures, is_over = threading.Event(), threading.Event()
-
-    def read() -> None:
-        for line in response:
-            if line.startswith(b"data: ") and json.loads(line[6:])["type"] == "tick":
-                has_figures.set()
-            if is_over.is_set():
-                return
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    has_figures.wait(60)
+@contextlib.asynccontextmanager
+async def stopped(meshes: Sequence[Mesh], index: int) -> AsyncIterator[None]:
+    """The other router's page does nothing."""
+    pid = meshes[1 - index]["page"].pid
+    os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        is_over.set()
-        thread.join()
-        connection.close()
+        os.kill(pid, signal.SIGCONT)
 
 
-async def cpu_percent(mesh: dict[str, Endpoint], requests: Sequence[bytes], rate_per_s: float, seconds: float) -> float:
-    """CPU time of the router's process under this load, in percent of a core."""
-    router = mesh["router"]
-    async with open_channel(router.grpc) as channel:
-        call = caller(channel)
-        before = machine.cpu_seconds({"router": router.pid})["router"]
-        load = await open_loop(call, requests, Bounds(1 << 30, seconds), rate_per_s=rate_per_s, seed=SEED)
-        if load.errors:
-            raise SystemExit(f"requests failed: {load.errors}")
-        return 100 * (machine.cpu_seconds({"router": router.pid})["router"] - before) / load.duration_s
+@contextlib.asynccontextmanager
+async def viewed(meshes: Sequence[Mesh], index: int) -> AsyncIterator[None]:
+    """A browser looks at a graph, and has its first figures."""
+    reader, writer = await asyncio.open_connection(*meshes[index]["page"].http.split(":"), limit=1 << 24)
+    writer.write(b"GET /ui/api/live?graph=g7 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    while not (line := await reader.readline()).startswith(b"data: ") or json.loads(line[6:])["type"] != "tick":
+        pass
+    read = asyncio.create_task(reader.read())
+    yield
+    read.cancel()
+    writer.close()
+    await asyncio.sleep(1 + LEASE_S)  # so long requests are kept for a viewer who may come back
+
+
+async def measure(meshes: Sequence[Mesh], options: argparse.Namespace) -> list[tuple[str, ...]]:
+    """A row for each case."""
+    rows = np.zeros((1, 16), dtype=np.float32)
+    requests = [serialize(f"g{number}", {"INPUT0": rows}) for number in range(options.graphs)]
+    pids, lines = [mesh["router"].pid for mesh in meshes], []
+    async with contextlib.AsyncExitStack() as stack:
+        calls = [caller(await stack.enter_async_context(open_channel(mesh["router"].grpc))) for mesh in meshes]
+
+        async def load(seconds: float) -> None:
+            bounds = Bounds(1 << 30, seconds)
+            loads = [open_loop(call, requests, bounds, rate_per_s=options.rate, seed=SEED) for call in calls]
+            for one in await asyncio.gather(*loads):
+                if one.errors:
+                    raise SystemExit(f"requests failed: {one.errors}")
+
+        for extra in (stopped, viewed):  # once, as at the start of a mesh
+            async with extra(meshes, 0), extra(meshes, 1):
+                await load(1000 / options.rate)
+        for name, extra, rounds, seconds in (
+            ("nobody looks", stopped, options.rounds * 5, 2.0),
+            ("one looks", viewed, options.rounds, 10.0),  # in which the index is read once
+        ):
+            found = await effects(pids, rounds, partial(extra, meshes), partial(load, seconds))
+            low, ratio, high = interval(found)
+            lines.append((name, f"{ratio:.4f}", f"{low:.4f} to {high:.4f}"))
+    return lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table and return 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--graphs", type=int, default=1000)
-    parser.add_argument("--rate", type=float, default=200.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
-    parser.add_argument("--baseline", type=Path, help="checkout without the page")
+    parser.add_argument("--rate", type=float, default=200.0, help="requests per second, to each router")
+    parser.add_argument("--rounds", type=int, default=12)
     options = parser.parse_args(argv)
-    rows = np.zeros((1, 16), dtype=np.float32)
-    requests = [serialize(f"g{number}", {"INPUT0": rows}) for number in range(options.graphs)]
-    figures: dict[str, list[float]] = {}
-
-    def measure(name: str, mesh: dict[str, Endpoint]) -> None:
-        percent = asyncio.run(cpu_percent(mesh, requests, options.rate, options.seconds))
-        figures.setdefault(name, []).append(percent)
-
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as meshes:
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         write_repository(folder, options.graphs)
-        log = meshes.enter_context((folder / "log").open("w"))
-        page = meshes.enter_context(running_mesh(folder, ["--ui-port", "0"], log=log))
-        baseline = None
-        if options.baseline is not None:
-            path = os.environ["PYTHONPATH"]
-            os.environ["PYTHONPATH"] = path.replace(str(ROOT), str(options.baseline.resolve()))
-            baseline = meshes.enter_context(running_mesh(folder, log=log))
-            os.environ["PYTHONPATH"] = path
-        asyncio.run(cpu_percent(page, requests, options.rate, 2.0))  # everything was used once
-        for _ in range(options.rounds):
-            if baseline is not None:
-                measure("baseline", baseline)
-            measure("nobody looks", page)
-            with viewer(page["page"].http, "g7"):
-                measure("one looks", page)
-            time.sleep(1 + LEASE_S)  # so long requests are kept for a viewer who may come back
-    lines = [("", "CPU of the router, % of a core", "rounds")]
-    for case, found in figures.items():
-        lines.append((case, f"{statistics.median(found):.2f}", " ".join(f"{one:.2f}" for one in found)))
-    print(table(lines, left_columns={0, 2}))
+        log = stack.enter_context((folder / "log").open("w"))
+        meshes = [stack.enter_context(running_mesh(folder, ["--ui-port", "0"], log=log)) for _ in range(2)]
+        lines = asyncio.run(measure(meshes, options))
+    print(table([("", "CPU time of the router", "95 % interval"), *lines], left_columns={0}))
     print("\n".join(machine_lines(machine.describe())))
     return 0
 

@@ -1,25 +1,27 @@
 """``python -m benchmarks.recording``: what recording 5 % of the requests costs a router.
 
-A router in a process of its own serves a graph of one step over a model in Python, of rows of some floats. Rounds
-without and with a recording take turns; the figures are medians over the pairs of rounds: CPU time of the router for
-1,000 requests, and its ratio. 0 % is a pair without a recording in either: the noise of the machine.
+Two meshes serve a graph of one step over a model in Python, of rows of some floats; one of their routers records. Start
+and end of a recording do not count, what it writes does. 0 % is without a recording in either: the noise.
 """
 
 import argparse
 import asyncio
+import contextlib
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
 
 import numpy as np
 
 from benchmarks import machine
 from benchmarks.report import machine_lines, table
-from weft.base.core import InferCall
-from weft.base.tensors import encode
+from benchmarks.requests import serialize
+from benchmarks.side_by_side import effects, interval
+from weft.base.processes.process import Endpoint
+from weft.capacity.tuning.load import Call, caller
 from weft.mesh.running import running_mesh
+from weft.v2.client.channels import open_channel
 from weft.v2.client.v2_client import V2Client
 from weft_protos import graph_service_pb2 as pb
 
@@ -34,24 +36,24 @@ class TritonPythonModel:
 CONFIG = """backend: "python" max_batch_size: 32 parameters { key: "EXECUTION" value { string_value: "inline" } }
 input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }
 """
-#: What was recorded is written by then.
-_WRITTEN_S = 0.7
 GRAPH = """name: "pipe" platform: "graph" max_batch_size: 32
 input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }
 node { name: "root" sequence { step { name: "same" model_name: "same" } } }
 """
+#: What was recorded is written by then.
+_WRITTEN_S = 2.2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns 0."""
     parser = argparse.ArgumentParser(description="What recording costs a router.")
-    parser.add_argument("--rounds", type=int, default=12, help="pairs of rounds for each row")
-    parser.add_argument("--requests", type=int, default=4000, help="of a round")
-    parser.add_argument("--percent", type=float, nargs="+", default=[0, 5, 100])
+    parser.add_argument("--rounds", type=int, default=40, help="of two measurements for each row")
+    parser.add_argument("--requests", type=int, default=2000, help="of a measurement, to each router")
+    parser.add_argument("--percent", type=float, nargs="+", default=[0, 5])
     parser.add_argument("--floats", type=int, nargs="+", default=[16, 4096], help="in a request, and in its answer")
     options = parser.parse_args(argv)
     print("\n".join(machine_lines(machine.describe())))
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         root = Path(folder)
         for path, text in (
             ("model/same/1/model.py", MODEL),
@@ -61,67 +63,52 @@ def main(argv: Sequence[str] | None = None) -> int:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
         log = stack.enter_context((root / "log").open("w"))
-        ports = ["--router-port=0", "--metrics-port=0", f"--record-dir={root / 'kept'}"]
-        endpoints = stack.enter_context(running_mesh(root, ports, log=log))
-        pids = {name: endpoint.pid for name, endpoint in endpoints.items()}
-        rows = asyncio.run(_rows(endpoints["router"].grpc, pids, options))
-    head = ("floats", "% recorded", "router ms", "with", "ratio", "quartiles of pairs", "router and model")
-    print(table([head, *rows], left_columns=()))
+        routers = [
+            stack.enter_context(running_mesh(root, [f"--record-dir={root / name}"], log=log))["router"] for name in "ab"
+        ]
+        rows = asyncio.run(_rows(routers, options))
+    print(table([("floats", "% recorded", "CPU time", "95 % interval"), *rows], left_columns=()))
     return 0
 
 
-async def _rows(address: str, pids: dict[str, int], options: argparse.Namespace) -> list[tuple[str, ...]]:
+async def _rows(routers: Sequence[Endpoint], options: argparse.Namespace) -> list[tuple[str, ...]]:
     rows = []
-    async with V2Client(address) as client:
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(V2Client(one.grpc)) for one in routers]
+        calls = [caller(await stack.enter_async_context(open_channel(one.grpc))) for one in routers]
         for num_floats in options.floats:
-            row = np.random.default_rng(1).random((1, num_floats), np.float32)
-            call = InferCall("pipe", "", "", {}, {"X": encode(row)})
-            await _cpu_ms(client, call, pids, options.requests)
+            request = serialize("pipe", {"X": np.random.default_rng(1).random((1, num_floats), np.float32)})
+            load = partial(_load, calls, request, options.requests)
+            await load()
             for percent in options.percent:
-                pairs = []
-                for _ in range(options.rounds):
-                    off = await _cpu_ms(client, call, pids, options.requests)
-                    on = await _cpu_ms(client, call, pids, options.requests, percent)
-                    pairs.append((off, on))
-                low, ratio, high = quantiles([on["router"] / off["router"] for off, on in pairs], n=4)
-                off_ms, on_ms = (median(side["router"] for side in sides) for sides in zip(*pairs, strict=True))
-                both = median(sum(on.values()) / sum(off.values()) for off, on in pairs)
-                rows.append(
-                    (f"{num_floats}", f"{percent:g}", f"{off_ms:.1f}", f"{on_ms:.1f}", f"{ratio:.3f}",
-                     f"{low:.3f} to {high:.3f}", f"{both:.3f}")
-                )  # fmt: skip
+                pids = [one.pid for one in routers]
+                found = await effects(pids, options.rounds, partial(_recording, clients, percent), load)
+                low, ratio, high = interval(found)
+                rows.append((f"{num_floats}", f"{percent:g}", f"{ratio:.4f}", f"{low:.4f} to {high:.4f}"))
     return rows
 
 
-async def _record(client: V2Client, action: str, percent: float) -> None:
-    request = pb.RecordingRequest(action=action, graph="pipe", percent=percent)  # type: ignore[arg-type]  # its name
-    await client.graph_service("Recording", request, timeout_s=30)
-
-
-async def _cpu_ms(
-    client: V2Client, call: InferCall, pids: dict[str, int], num_requests: int, percent: float = 0
-) -> dict[str, float]:
-    """CPU time of each process for 1,000 of these requests, 16 at once; start and end of a recording do not count."""
+async def _load(calls: Sequence[Call], request: bytes, num_requests: int) -> None:
+    """So many to each, 16 at once; and what was recorded is written."""
     left = iter(range(num_requests))
 
     async def send() -> None:
         for _ in left:
-            await client.infer(call, timeout_s=60)
+            for call in calls:
+                await call(request)
 
-    if percent:
-        await _record(client, "START", percent)
-    before_ns = {name: _cpu_ns(pid) for name, pid in pids.items()}
     await asyncio.gather(*(send() for _ in range(16)))
     await asyncio.sleep(_WRITTEN_S)
-    used = {name: (_cpu_ns(pid) - before_ns[name]) / 1e3 / num_requests for name, pid in pids.items()}
-    if percent:
-        await _record(client, "STOP", percent)
-    return used
 
 
-def _cpu_ns(pid: int) -> int:
-    """CPU time of all threads; a round is too short for clock ticks."""
-    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+@contextlib.asynccontextmanager
+async def _recording(clients: Sequence[V2Client], percent: float, index: int) -> AsyncIterator[None]:
+    for action in ("START", "", "STOP"):
+        if not action:
+            yield
+        elif percent:
+            asked = pb.RecordingRequest(action=action, graph="pipe", percent=percent)  # type: ignore[arg-type]  # its name
+            await clients[index].graph_service("Recording", asked, timeout_s=30)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
+from typing import Any
 
 from weft.base.errors import NotFoundError, WeftError
 from weft.base.observing import telemetry
@@ -22,8 +23,8 @@ from weft.router.steps.run import Run
 from weft.router.targets.catalog import TargetCatalog
 from weft_protos import graph_service_pb2 as pb
 
-#: Kept of all requests, and besides of the slowest and of those that failed.
-MAX_RECENT, MAX_SLOWEST, MAX_FAILED = 200, 50, 50
+#: Kept of all requests, and besides of the slowest and of those that failed; told of those after a time.
+MAX_RECENT, MAX_SLOWEST, MAX_FAILED, MAX_TOLD = 200, 50, 50, 50
 MAX_KEPT = 2 * (MAX_RECENT + MAX_SLOWEST + MAX_FAILED)
 #: Of a request with more steps than this they are not kept.
 MAX_STEPS = 1000
@@ -33,8 +34,8 @@ _MAX_ERROR_CHARS = 2000
 #: Lines of figure spaces in the box of a step keep the place for its numbers, which a page writes there.
 _ROOM = ["\u2007" * 12] * 3
 
-#: A request as it is told without its steps; what they did, and when it began.
-_Kept = tuple[pb.ObservedRequest, NodeRecord, int]
+#: Fields of a request's message, which is made of the few that are told; what its steps did, and when it began.
+_Kept = tuple[dict[str, Any], NodeRecord, int]
 #: Asks the other routers behind the port.
 Others = Callable[[pb.ObserveRequest], Awaitable[Iterable[pb.ObserveResponse]]]
 
@@ -60,7 +61,7 @@ class Observer:
         self._kept: list[_Kept] = []
         self._kept_until_s = 0.0
         # Keys are not those of other requests after a restart, or at another worker.
-        self._keys = (f"{os.getpid():x}{time.time_ns() >> 20 & 0xFFFFFF:x}-{number}" for number in itertools.count())
+        self._keys = map(f"{os.getpid():x}{time.time_ns() >> 20 & 0xFFFFFF:x}-{{}}".format, itertools.count())
 
     async def observe(self, request: pb.ObserveRequest) -> pb.ObserveResponse:
         """Answer for all routers behind the port, what the caller may see. Raises NotFoundError."""
@@ -103,11 +104,12 @@ class Observer:
             if self._runtime.on_end is None:
                 self._runtime.on_end = self._keep
                 self._expire()
-            for ended, record, start_ns in self._kept:
-                if ended.key == request.request_key:
-                    response.request.add(steps=trace_text(record, start_ns)).MergeFrom(ended)
-                elif not request.request_key and ended.unix_ms > request.requests_after_unix_ms:
-                    response.request.append(ended)
+            after_ms = request.requests_after_unix_ms
+            for ended, record, start_ns in self._kept[-MAX_TOLD if after_ms else 0 :]:
+                if ended["key"] == request.request_key:
+                    response.request.add(**ended, steps=trace_text(record, start_ns))
+                elif not request.request_key and ended["unix_ms"] > after_ms:
+                    response.request.add(**ended)
         return response
 
     def _add_steps(self, serving: ServingGraph, response: pb.ObserveResponse) -> None:
@@ -136,27 +138,27 @@ class Observer:
         context, code = run.request.root, "INTERNAL" if isinstance(error, Exception) else "CANCELLED"
         if isinstance(error, WeftError):
             code = error.code
-        ended = pb.ObservedRequest(
-            key=next(self._keys),
-            request_id=run.request.scope.request_id,
-            graph=plan.signature.name,
-            version=plan.signature.version,
-            path=path,
-            status="OK" if error is None else code,
-            error="" if error is None else str(error)[:_MAX_ERROR_CHARS],
-            unix_ms=time.time() * 1e3,
-            ms=(time.monotonic_ns() - context.arrival_ns) / 1e6,
-            trace_id=telemetry.trace_id_of(context.trace_context),
-        )
+        ended = {
+            "key": next(self._keys),
+            "request_id": run.request.scope.request_id,
+            "graph": plan.signature.name,
+            "version": plan.signature.version,
+            "path": path,
+            "status": "OK" if error is None else code,
+            "error": "" if error is None else str(error)[:_MAX_ERROR_CHARS],
+            "unix_ms": time.time() * 1e3,
+            "ms": (time.monotonic_ns() - context.arrival_ns) / 1e6,
+            "trace_id": telemetry.trace_id_of(context.trace_context),
+        }
         record = run.record
         if any(islice(steps_in(record.steps), MAX_STEPS, None)):  # as of a map over many rows
             record = NodeRecord(record.name)
         self._kept.append((ended, record, start_ns))
         if len(self._kept) > MAX_KEPT:
-            failed = [one for one in self._kept if one[0].status != "OK"][-MAX_FAILED:]
-            slowest = sorted(self._kept, key=lambda one: one[0].ms)[-MAX_SLOWEST:]
-            chosen = {one[0].key for one in (*self._kept[-MAX_RECENT:], *failed, *slowest)}
-            self._kept = [one for one in self._kept if one[0].key in chosen]
+            failed = [one for one in self._kept if one[0]["status"] != "OK"][-MAX_FAILED:]
+            slowest = sorted(self._kept, key=lambda one: one[0]["ms"])[-MAX_SLOWEST:]
+            chosen = {one[0]["key"] for one in (*self._kept[-MAX_RECENT:], *failed, *slowest)}
+            self._kept = [one for one in self._kept if one[0]["key"] in chosen]
 
     def _expire(self) -> None:
         left_s = self._kept_until_s - time.monotonic()

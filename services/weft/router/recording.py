@@ -40,9 +40,10 @@ KEY_BYTES = 32
 MAX_HELD_BYTES = 32 << 20
 #: What one takes beside its tensors, about.
 _REQUEST_BYTES = 2048
-_FRAME_S = 0.5
-#: Records that the thread makes before the event loop has its turn; a change of turns costs as much as one.
-_TURN = 16
+#: Pause between frames, each of which costs half a millisecond, and while each has many bytes.
+_FRAME_S, _BUSY_FRAME_S, _MANY_BYTES = 2.0, 0.5, 1 << 20
+#: Of a request and its answer, whose record is made at once: from the caches of the CPU that takes a third of the time.
+_SMALL_BYTES = 64 << 10
 _MIN_BYTES = 64 << 10
 _MAX_STOP_S = 10.0
 
@@ -62,14 +63,14 @@ class _Redaction:
 
     def __init__(self, request: pb.RecordingRequest, key: bytes) -> None:
         omit, hashed = ({*names, *map(str.lower, names)} for names in (request.omit, request.hash))
-        self._omit, self._hashed, self._key = omit | {TRACE_PARAMETER}, hashed, key
+        self._omit, self.hashed, self._key = omit | {TRACE_PARAMETER}, hashed, key
         self.names = omit | hashed
 
     def __call__(self, values: Any) -> Any:
-        if values.keys().isdisjoint(self._omit) and values.keys().isdisjoint(self._hashed):
+        if values.keys().isdisjoint(self._omit) and values.keys().isdisjoint(self.hashed):
             return values
         kept = {name: value for name, value in values.items() if name not in self._omit}
-        return kept | {name: self._digest(kept[name]) for name in kept.keys() & self._hashed}
+        return kept | {name: self._digest(kept[name]) for name in kept.keys() & self.hashed}
 
     def _digest(self, value: Any) -> Any:
         if not isinstance(value, WireTensor):
@@ -111,12 +112,15 @@ class Kept:
         if self._is_dropped or not self._recorder.status.is_running:
             self._recorder.status.num_dropped += 1
         else:
-            self._recorder.waiting.append(self)
+            made: Kept | file_pb.Entry = self
+            with contextlib.suppress(Exception):  # the thread meets it again, and ends the recording
+                made = self.entry() if self.num_bytes < _SMALL_BYTES and not self._recorder.redaction.hashed else self
+            self._recorder.waiting.append((self.num_bytes, made))
 
-    def entry(self, redaction: _Redaction) -> file_pb.Entry:
+    def entry(self) -> file_pb.Entry:
         """The record, without what it may not have."""
         call, context, entry = self._call, self._context, file_pb.Entry()
-        record = entry.record
+        record, redaction = entry.record, self._recorder.redaction
         record.arrival_unix_ns, record.duration_ns = self._end_unix_ns - self._duration_ns, self._duration_ns
         record.timeout_ns = 0 if context.deadline_ns is None else max(context.deadline_ns - context.arrival_ns, 1)
         record.version, record.is_stream = self._version, self._is_stream
@@ -153,7 +157,7 @@ class Recorder:
 
     Attributes:
         status: As clients see it.
-        waiting: Requests to be written.
+        waiting: Requests to be written, with the bytes that they hold.
     """
 
     def __init__(
@@ -161,10 +165,10 @@ class Recorder:
     ) -> None:
         file = str(writer.path)
         self.status = pb.RecordingStatus(graph=request.graph, is_running=True, percent=request.percent, file=[file])
-        self.waiting: list[Kept] = []
+        self.waiting: list[tuple[int, Kept | file_pb.Entry]] = []
         self.num_held_bytes = 0
         self._writer, self._request, self._on_end = writer, request, on_end
-        self._redaction, self._stop = _Redaction(request, key), asyncio.Event()
+        self.redaction, self._stop = _Redaction(request, key), asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -173,10 +177,10 @@ class Recorder:
         await asyncio.wait([self._task], timeout=_MAX_STOP_S)
 
     async def _run(self) -> None:
-        status, end_s, reason = self.status, time.monotonic() + self._request.max_s, ""
+        status, end_s, reason, pause_s = self.status, time.monotonic() + self._request.max_s, "", _BUSY_FRAME_S
         while not reason:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(_FRAME_S, end_s - time.monotonic())):
+                async with asyncio.timeout(min(pause_s, end_s - time.monotonic())):
                     await self._stop.wait()
             reason = "stopped" if self._stop.is_set() else "its time is over" if time.monotonic() >= end_s else ""
             waiting, self.waiting, num_written = self.waiting, [], 0
@@ -186,7 +190,8 @@ class Recorder:
             except Exception as error:
                 reason = f"writing failed: {getattr(error, 'strerror', None) or type(error).__name__}"
                 _log.warning("recording %s", status.file[0], exc_info=error)
-            self.num_held_bytes -= sum(kept.num_bytes for kept in waiting)
+            pause_s = _FRAME_S if self.num_held_bytes < _MANY_BYTES else _BUSY_FRAME_S
+            self.num_held_bytes -= sum(num_bytes for num_bytes, _ in waiting)
             status.num_bytes = self._writer.num_bytes
             status.num_requests += num_written
             status.num_dropped += len(waiting) - num_written
@@ -199,13 +204,9 @@ class Recorder:
         _log.info("recorded %d requests to %s: %s", status.num_requests, status.file[0], reason)
         self._on_end()
 
-    def _write(self, waiting: Sequence[Kept]) -> int:
+    def _write(self, waiting: Sequence[tuple[int, Kept | file_pb.Entry]]) -> int:
         """Write as many as there is room for; returns their number."""
-        entries = []
-        for number, kept in enumerate(waiting):
-            entries.append(kept.entry(self._redaction))
-            if number % _TURN == 0:
-                time.sleep(0)
+        entries = [one.entry() if isinstance(one, Kept) else one for _, one in waiting]
         while entries and not self._writer.write(entries, self._request.max_bytes):
             del entries[len(entries) // 2 :]
         return len(entries)

@@ -1,12 +1,14 @@
 """What a router keeps of requests while somebody looks."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from weft.base.core import CallContext
 from weft.base.errors import NotFoundError, UnavailableError
 from weft.base.signature import ModelSignature
+from weft.base.statistics import ModelStatistics
 from weft.language.request_scope import RequestScope
 from weft.router.admission.controller import AdmissionController, AdmissionSettings
 from weft.router.observe import MAX_FAILED, MAX_KEPT, MAX_RECENT, MAX_SLOWEST, MAX_STEPS, Observer
@@ -79,7 +81,42 @@ async def test_nothing_is_kept_when_nobody_looks(observer: Observer, runtime: Ru
     await observer.observe(pb.ObserveRequest(requests_after_unix_ms=0))
     runtime.on_end(Plan, run_of(1), "root.a", 0, asyncio.CancelledError())
     observer._expire()
-    assert ["CANCELLED"] == [one[0].status for one in observer._kept]
+    assert ["CANCELLED"] == [one[0]["status"] for one in observer._kept]
     observer._kept_until_s = 0.0
     observer._expire()
     assert (None, []) == (runtime.on_end, observer._kept)
+
+
+async def test_counts_are_those_of_now(observer: Observer) -> None:
+    """A graph that answers or fails after it was told is told anew."""
+    counts = ModelStatistics("g", "1")
+    entry = SimpleNamespace(statistics=counts, serving=None, file=SimpleNamespace(name="g"))
+    observer._graphs = [entry]  # type: ignore[assignment]  # all that is read of the table
+    told = []
+    for change in (lambda: None, lambda: counts.success.add(7), lambda: counts.record_failure("BACKEND", 1)):
+        change()
+        (one,) = (await observer.observe(pb.ObserveRequest())).count
+        told.append((one.graph, one.num_ok, one.total_ns, dict(one.failure)))
+    assert [("g", 0, 0, {}), ("g", 1, 7, {}), ("g", 1, 7, {"BACKEND": 1})] == told
+
+
+async def test_who_asks_each_second_is_told_the_latest_requests(observer: Observer, runtime: Runtime) -> None:
+    """No more than are shown, in order; who asks for all gets all."""
+    for wanted in (0, 1):
+        asked = pb.ObserveRequest(requests_after_unix_ms=wanted)
+        await observer.observe(asked)
+        for number in range(100, 200):
+            runtime.on_end(Plan, run_of(number), "root.a", 0, None)
+        ids = [one.request_id for one in (await observer.observe(asked)).request]
+        assert [str(number) for number in range(150 if wanted else 100, 200)] == ids
+
+
+def test_models_are_asked_for_times_of_some_requests(runtime: Runtime) -> None:
+    """Of 200 a second 20, after 50 at once: each costs the router more."""
+    assert not runtime.takes_times(10_000_000_000)  # nobody looks
+    runtime.on_end = print
+    asked = [runtime.takes_times(10_000_000_000 + number * 5_000_000) for number in range(2000)]
+    assert 20 == sum(asked[1000:1200])
+    assert all(asked[:50])
+    assert all(runtime.takes_times(60_000_000_000) for _ in range(50))
+    assert not runtime.takes_times(60_000_000_000)

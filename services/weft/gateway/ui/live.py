@@ -22,14 +22,14 @@ from weft.v2.client.v2_client import Metadata
 from weft_protos import graph_service_pb2 as pb
 
 #: Pause between two ticks, the time over which rates are taken, and how often the router's index is read.
-PERIOD_S, WINDOW_S, INDEX_PERIOD_S = 1.0, 5.0, 10.0
+PERIOD_S, WINDOW_S, INDEX_PERIOD_S = 1.0, 5.0, 30.0
 TIMEOUT_S = 5.0
 MAX_VIEWERS = 16
 _MAX_REQUESTS = 50
 #: Statuses of a key that is not valid, or lacks the right.
 _DENIED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
-#: A metrics page that took a second to read is read again after so many: a router with 1,000 graphs has megabytes.
-_PAGES_PERIOD_S, _REST = 2.0, 100
+#: Metrics pages that took a second are read again after so many, and a router whose answer took one is asked again.
+_PAGES_PERIOD_S, _REST, _TICK_REST = 2.0, 100, 300
 _GAUGES = re.compile(
     r"nv_gpu_|weft_warm_model|weft_instance_restarts_total|weft_endpoint_(state|inflight|picks_total)|vllm:(kv_|num_req)"
 )
@@ -93,7 +93,8 @@ class Live:
                         return
                     samples.clear()
                     self.num_changes += 1
-                await asyncio.sleep(max(PERIOD_S - (time.monotonic() - start_s), PERIOD_S / 10))
+                rest_s = min(_TICK_REST * (samples[-1].at_s - start_s), WINDOW_S) if samples else PERIOD_S / 10
+                await asyncio.sleep(max(PERIOD_S - (time.monotonic() - start_s), PERIOD_S / 10, rest_s))
         finally:
             self._num_viewers -= 1
 
@@ -123,7 +124,7 @@ class Live:
         tick["rollouts"] = await self._rollouts(identity) if graphs else []
         tick["models"] = [
             one
-            for one in self.pages.machines(names)["models"]
+            for one in (await self.pages.machines(names))["models"]
             if one["kind"] != "graph" and (one["requests_per_s"] or one["failures_per_s"] or one["queue_size"])
         ]
         tick["requests"] = [to_json(one) for one in seen.request if one.unix_ms > after_ms][-_MAX_REQUESTS:]
@@ -149,10 +150,12 @@ class MetricPages:
         self._pages: Mapping[str, Page] = {}
         self._frame = Frame(0.0, (), ())
 
-    def machines(self, names: Collection[str]) -> dict[str, Any]:
+    async def machines(self, names: Collection[str]) -> dict[str, Any]:
         """All services and, of these models, rows and what else the services say of caches, memory and replicas."""
         if self._addresses and time.monotonic() >= self._next_s and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read())
+        if not self._pages and self._reading is not None:
+            await asyncio.shield(self._reading)
         frame = asdict(self._frame)
         for part in ("models", "ranks", "roles"):
             rows = [one if isinstance(one, dict) else one._asdict() for one in frame[part]]

@@ -51,13 +51,16 @@ _MAX_GRAPHS, _MAX_RECENT, _MAX_ASIDE = 8, 200, 50
 
 def page_routes(resources: Resources, metrics: Sequence[MetricsSource], jaeger_url: str) -> list[Route]:
     """Routes of the page, which links to traces if there is a ``jaeger_url``."""
-    return _Page(resources, MetricPages({one.service or one.url: one.url for one in metrics}), jaeger_url).routes()
+    return _Page(resources, {one.service or one.url: one.url for one in metrics}, jaeger_url).routes()
 
 
 class _Page:
-    def __init__(self, resources: Resources, pages: MetricPages, jaeger_url: str) -> None:
+    def __init__(self, resources: Resources, addresses: dict[str, str], jaeger_url: str) -> None:
         self._resources = resources
-        self._live = Live(resources, pages)
+        self._machine_pages = MetricPages(addresses)
+        # A tick tells nothing of the router's page, which has megabytes with a thousand graphs.
+        addresses = {name: url for name, url in addresses.items() if url != addresses.get("router")}
+        self._live = Live(resources, MetricPages(addresses))
         self._explaining = asyncio.Semaphore(1)
         self._files = StaticFiles(directory=_FOLDER / "static")
         template = Template((_FOLDER / "templates/index.html").read_text(encoding="utf-8"), autoescape=True)
@@ -128,7 +131,7 @@ class _Page:
 
     async def _machines(self, _request: Request, context: RequestContext) -> ASGIApp:
         seen = await self._live.ask("Observe", graph_pb.ObserveRequest(), context.identity())
-        return JSONResponse(self._live.pages.machines({one.graph for one in seen.count}))
+        return JSONResponse(await self._machine_pages.machines({one.graph for one in seen.count}))
 
     async def _explain(self, request: Request, context: RequestContext) -> ASGIApp:
         body, identity = await self._body(request, context), context.identity()

@@ -34,7 +34,7 @@ class RecordingWriter:
 
     def __init__(self, path: Path, header: pb.Header) -> None:
         self.path, self.num_bytes = path, 0
-        self._compressor = zstandard.ZstdCompressor(write_checksum=True)
+        self._compressor = zstandard.ZstdCompressor(level=1, write_checksum=True)
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0)
         self.write([pb.Entry(header=header)])
 
