@@ -1,13 +1,13 @@
 """Compares two answers to one request, tensor by tensor."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from weft.base.core import InferResult
-from weft.base.tensors import FLOATS, WireTensor, bytes_tensor, decode, shown, split_bytes
+from weft.base.tensors import FLOATS, WireTensor, decode, joined, shown
 from weft.v2.protocol.recording import results_of_record
 from weft_protos import recording_pb2 as pb
 
@@ -79,7 +79,7 @@ def compare_answers(before: Outcome, after: Outcome, comparison: Comparison = DE
         sides = [[one.outputs[name] for one in side.results if name in one.outputs] for side in (before, after)]
         is_text = rule in ("", "text") and all(one.datatype == "BYTES" for side in sides for one in side)
         if is_text and (len(before.results), len(after.results)) != (1, 1):
-            sides = [[_joined(side)] for side in sides]
+            sides = [[joined(side)] for side in sides]
         text = f"in {len(sides[0])} responses -> in {len(sides[1])}"
         if len(sides[0]) == len(sides[1]):
             faults = (_fault(one, other, rule, comparison) for one, other in zip(*sides, strict=True))
@@ -87,10 +87,6 @@ def compare_answers(before: Outcome, after: Outcome, comparison: Comparison = DE
         if text and rule != "ignore":
             found.append(Difference(f"output {name}", text))
     return found
-
-
-def _joined(tensors: Sequence[WireTensor]) -> WireTensor:
-    return bytes_tensor([b"".join(text for one in tensors for text in split_bytes(one.data))], (1,))
 
 
 def _fault(one: WireTensor, other: WireTensor, rule: str, comparison: Comparison) -> str:

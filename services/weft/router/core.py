@@ -128,7 +128,7 @@ class RouterCore:
         self._load_graphs = tuple(load_graphs) if model_control == "explicit" else ("*",)
         self._admission = AdmissionController(admission, num_workers=num_workers)
         self._observer = Observer(self._graphs, self._runtime, self._catalog, self._admission, model_control)
-        self._recordings = Recordings(recording, num_workers)
+        self._recordings = Recordings(recording, self._admission.num_refused, num_workers)
         self._is_started = False
         self._followers: list[asyncio.Task[None]] = []
 
@@ -274,12 +274,14 @@ class RouterCore:
         with self._admit(served, call.parameters, context) as permit:
             if permit.is_waiting:
                 await self._wait(permit, served)
-            inference = served.begin(call, context)
             kept = None if self._recordings.active is None else self._recordings.begin(call, context)
+            inference = None
             try:
+                inference = served.begin(call, context)
                 result = inference.answer(await inference.work())
             except BaseException as error:
-                inference.fail(error)
+                if inference is not None:
+                    inference.fail(error)
                 if kept is not None:
                     kept.end(served.version, error)
                 raise

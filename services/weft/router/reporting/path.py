@@ -19,9 +19,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.language.path_form import IN_A_ROW, PathForm
+
+if TYPE_CHECKING:
+    from weft.router.steps.mirror import Side
 
 #: Trailing metadata that carries the path.
 PATH_HEADER = "x-graph-path"
@@ -39,11 +42,16 @@ _MARKS = {"OK": "", "CANCELLED": "~"}
 
 @dataclass(slots=True, eq=False)
 class NodeRecord:
-    """One run of a node, or of steps in a row: the started steps, in order."""
+    """One run of a node, or of steps in a row: the started steps, in order.
+
+    Attributes:
+        watching: The sides that get the node's responses, to be compared with those of its shadows.
+    """
 
     name: str
     form: PathForm = IN_A_ROW
     steps: "list[StepRecord]" = field(default_factory=list)
+    watching: "tuple[Side, ...]" = ()
 
 
 class StepRecord:
