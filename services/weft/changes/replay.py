@@ -13,8 +13,7 @@ from typing import NamedTuple
 from weft.authoring.graph import Graph
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InvalidArgumentError, WeftError
-from weft.changes.comparison import DEFAULT, Comparison, Outcome, outcome_of
-from weft.changes.report import Report
+from weft.changes.comparison import DEFAULT, Comparison, Outcome, Report, outcome_of
 from weft.v2.client.answer import PATH_HEADER
 from weft.v2.client.v2_client import V2Client
 from weft.v2.protocol.recording import call_of_record, read_recording

@@ -15,9 +15,8 @@ from weft.authoring.writing import read
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.text.argument_types import add, not_negative, not_negative_integer, positive_integer
-from weft.changes.comparison import RULES, Comparison
+from weft.changes.comparison import RULES, Comparison, Report
 from weft.changes.replay import Recorded, Target, local_target, replay, served_target
-from weft.changes.report import Report
 from weft.cli.arguments import add_json_argument, pair
 from weft.mesh.registry import the_mesh
 from weft.tools.offline import find_graph, repository_of

@@ -19,12 +19,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.language.path_form import IN_A_ROW, PathForm
-
-if TYPE_CHECKING:
-    from weft.router.steps.mirror import Side
 
 #: Trailing metadata that carries the path.
 PATH_HEADER = "x-graph-path"
@@ -42,16 +39,12 @@ _MARKS = {"OK": "", "CANCELLED": "~"}
 
 @dataclass(slots=True, eq=False)
 class NodeRecord:
-    """One run of a node, or of steps in a row: the started steps, in order.
-
-    Attributes:
-        watching: The sides that get the node's responses, to be compared with those of its shadows.
-    """
+    """One run of a node, or of steps in a row: the started steps, in order; ``watching`` are a ``Side`` each."""
 
     name: str
     form: PathForm = IN_A_ROW
     steps: "list[StepRecord]" = field(default_factory=list)
-    watching: "tuple[Side, ...]" = ()
+    watching: tuple[Any, ...] = ()
 
 
 class StepRecord:

@@ -99,20 +99,20 @@ class Comparison:
         for name, own in mine.tensors.items():
             if own and (other := theirs.tensors[name]):
                 if sum(len(one.data) for one in (*own, *other)) > _MAX_BYTES_ON_LOOP:
-                    agreed[name] = await asyncio.to_thread(agree, own, other, mirror.plan)
+                    agreed[name] = await asyncio.to_thread(agrees, own, other, mirror.plan)
                 else:
-                    agreed[name] = agree(own, other, mirror.plan)
+                    agreed[name] = agrees(own, other, mirror.plan)
         mirror.count(self._run, agreed)
 
 
-def agree(mine: Sequence[WireTensor], theirs: Sequence[WireTensor], plan: ShadowPlan) -> bool:
+def agrees(mine: Sequence[WireTensor], theirs: Sequence[WireTensor], plan: ShadowPlan) -> bool:
     """Whether the tensors of two streams agree, one by one; strings as the text that they are together."""
     if (len(mine), len(theirs)) != (1, 1) and all(one.datatype == "BYTES" for one in (*mine, *theirs)):
         mine, theirs = [joined(mine)], [joined(theirs)]
-    return len(mine) == len(theirs) and all(agrees(*pair, plan) for pair in zip(mine, theirs, strict=True))
+    return len(mine) == len(theirs) and all(_does(*pair, plan) for pair in zip(mine, theirs, strict=True))
 
 
-def agrees(mine: WireTensor, theirs: WireTensor, plan: ShadowPlan) -> bool:
+def _does(mine: WireTensor, theirs: WireTensor, plan: ShadowPlan) -> bool:
     """Whether a shadow's tensor agrees with the node's."""
     if mine == theirs:
         return True
