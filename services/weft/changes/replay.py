@@ -155,13 +155,17 @@ async def replay(
         places.release()
 
     async def at_pace() -> None:
-        begin_s, first_ns = time.monotonic(), 0
+        source, begin_s, first_ns = iter(records), 0.0, None
         async with asyncio.TaskGroup() as group:
-            for record in records:
-                await places.acquire()
-                first_ns = first_ns or record.arrival_unix_ns
-                await asyncio.sleep(begin_s + (record.arrival_unix_ns - first_ns) / 1e9 / pace - time.monotonic())
-                group.create_task(compared(record))
+            reading = group.create_task(asyncio.to_thread(list, islice(source, _BLOCK)))
+            while block := await reading:
+                reading = group.create_task(asyncio.to_thread(list, islice(source, _BLOCK)))
+                for record in block:
+                    if first_ns is None:
+                        begin_s, first_ns = time.monotonic(), record.arrival_unix_ns
+                    await places.acquire()
+                    await asyncio.sleep(begin_s + (record.arrival_unix_ns - first_ns) / 1e9 / pace - time.monotonic())
+                    group.create_task(compared(record))
 
     async def in_turn() -> None:
         source = iter(records)

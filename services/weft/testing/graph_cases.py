@@ -110,7 +110,9 @@ class Suite:
                 return json.loads((folder / text[1:]).read_bytes() if text[0] == "@" else text)
             found = [*given.number, *given.integer, *given.boolean, *given.text]
             found += [(folder / name).read_bytes() for name in given.file]
-            return np.array([*found, None], np.object_)[:-1].reshape(given.dims or -1).tolist() if found else None
+            if not found and 0 not in given.dims:
+                return None
+            return np.array([*found, None], np.object_)[:-1].reshape(given.dims or -1).tolist()
         except (ValueError, RecursionError, OSError) as error:
             raise InvalidArgumentError(f"value of '{given.name}': {error}") from None
 
@@ -265,7 +267,7 @@ def _check(expected: pb.Values, answer: Answer, suite: Suite) -> None:
         return
     value, datatype = suite.value_of(expected), datatype_of(array)
     shape = [-1 if dim == -1 else size for dim, size in zip([*expected.dims, *array.shape], array.shape, strict=False)]
-    places = array.reshape(-1, array.shape[-1]).argmax(-1).tolist() if expected.top_1 else []
+    places = array.argmax(-1).ravel().tolist() if expected.top_1 and array.ndim and array.size else []
     for what, wanted, got in (("shape", expected.dims, shape), ("the greatest at", expected.top_1, places)):
         if wanted and [*wanted] != got:
             raise AssertionError(f"output '{name}': expected {what} {[*wanted]}, got {got}")
