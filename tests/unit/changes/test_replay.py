@@ -204,7 +204,7 @@ def test_few_records_are_held_whatever_a_file_has(
 
     monkeypatch.setattr(replaying, "_BLOCK", 64)
     monkeypatch.setattr(replaying, "_MAX_INFLIGHT", 10)
-    recorded = Recorded([write(tmp_path / name, range(begin, 2000, 2)) for begin, name in enumerate("ab")])
+    recorded = Recorded([write(tmp_path / name, range(begin, 2000, 2)[::-1]) for begin, name in enumerate("ab")])
     monkeypatch.setattr(replaying, "read_recording", counted)
     targets = [Target("t", "t", "", ask, lambda: None)] * num_targets
     report = asyncio.run(replay(recorded, targets, pace=pace))
