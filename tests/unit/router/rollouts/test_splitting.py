@@ -286,10 +286,7 @@ def text(word: str) -> WireTensor:
     ],
 )
 def test_when_tensors_agree(mine: Any, theirs: Any, options: dict[str, Any], agree: bool) -> None:
-    """Equal, within the tolerance, or in the place of the greatest element; what cannot be read agrees with nothing.
-
-    Of streams one by one, and strings as one text.
-    """
+    """Equal, within the tolerance, or in the place of the greatest element; strings of streams as one text."""
     sides = [side if isinstance(side, list) else [side] for side in (mine, theirs)]
     assert agree == agrees(*sides, ShadowPlan(100.0, 0, ("Y",), **options))
 
