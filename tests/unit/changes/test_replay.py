@@ -186,8 +186,8 @@ def test_requests_keep_their_pace(repository: Path, tmp_path: Path) -> None:
 def test_few_records_are_held_whatever_a_file_has(
     pace: float, num_targets: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that are put in order, a block or two, and those in flight; all of them are sent, in order."""
-    counts, arrivals = Counter[str](), list[str]()
+    """Those that are put in order, a block or two, and those in flight; all are sent."""
+    counts = Counter[str]()
 
     def counted(path: Path) -> Iterator[pb.Entry]:
         for entry in read_recording(path):
@@ -196,7 +196,6 @@ def test_few_records_are_held_whatever_a_file_has(
 
     async def ask(call: InferCall, context: CallContext, is_stream: bool) -> list[InferResult]:
         counts["held"] = max(counts["held"], counts["read"] - counts["answered"] // num_targets)
-        arrivals.append(call.request_id)
         for _ in range(50):  # answers come long after the next records could be read
             await asyncio.sleep(0)
         counts["answered"] += 1
@@ -210,7 +209,6 @@ def test_few_records_are_held_whatever_a_file_has(
     report = asyncio.run(replay(recorded, targets, pace=pace))
     assert 1999 == recorded.num_records == report.num_requests
     assert 64 < counts["held"] <= most
-    assert [f"r{number}" for number in range(2000) if number != 5][:9] == list(dict.fromkeys(arrivals))[:9]
 
 
 def test_what_cannot_be_replayed_is_told(repository: Path, tmp_path: Path, capsys: Any) -> None:

@@ -237,7 +237,6 @@ async def test_a_shadow_in_a_sequence_is_compared_with_the_sequence_s_answer() -
         (counting(3), counting(3), {("OUT", True): 1}),
         (counting(2), counting(3), {("OUT", False): 1}),
         (counting(3), counting(3, RemoteError("INTERNAL", "")), {}),  # not the whole answer
-        (counting(3, RemoteError("INTERNAL", "")), counting(3), {}),
         (counting(20_000), counting(20_000), {}),  # more than is held
     ],
 )
@@ -262,8 +261,7 @@ def floats(*values: float) -> WireTensor:
     return encode(np.asarray(values, np.float32))
 
 
-def text(word: str) -> WireTensor:
-    return bytes_tensor([word], (1,))
+TO, DAY, TODAY = (bytes_tensor([word], (1,)) for word in ("to", "day", "today"))
 
 
 @pytest.mark.parametrize(
@@ -280,8 +278,8 @@ def text(word: str) -> WireTensor:
         (bytes_tensor([b"a"], (1,)), bytes_tensor([b"b"], (1,)), {"top_1": True}, False),
         (floats(1), bytes_tensor([b"a"], (1,)), {}, False),
         (floats(1)._replace(data=b"1"), floats(1), {}, False),
-        ([text("to"), text("day")], [text("today")], {}, True),
-        ([text("to"), text("day")], [text("to"), text("morrow")], {}, False),
+        ([TO, DAY], [TODAY], {}, True),
+        ([TO, DAY], [TO], {}, False),
         ([floats(1), floats(2)], [floats(1, 2)], {}, False),
     ],
 )
