@@ -808,7 +808,6 @@ class RecordingStatus(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     FILE_FIELD_NUMBER: _builtins.int
     END_REASON_FIELD_NUMBER: _builtins.int
-    NUM_REFUSED_FIELD_NUMBER: _builtins.int
     graph: _builtins.str
     is_running: _builtins.bool
     percent: _builtins.float
@@ -818,8 +817,6 @@ class RecordingStatus(_message.Message):
     num_bytes: _builtins.int
     end_reason: _builtins.str
     """Why it ended; "" while it runs."""
-    num_refused: _builtins.int
-    """Requests that admission refused meanwhile, of all that came; none of them is kept."""
     @_builtins.property
     def file(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """At the router."""
@@ -835,11 +832,10 @@ class RecordingStatus(_message.Message):
         num_bytes: _builtins.int = ...,
         file: _abc.Iterable[_builtins.str] | None = ...,
         end_reason: _builtins.str = ...,
-        num_refused: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_reason", b"end_reason", "file", b"file", "graph", b"graph", "is_running", b"is_running", "num_bytes", b"num_bytes", "num_dropped", b"num_dropped", "num_refused", b"num_refused", "num_requests", b"num_requests", "percent", b"percent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_reason", b"end_reason", "file", b"file", "graph", b"graph", "is_running", b"is_running", "num_bytes", b"num_bytes", "num_dropped", b"num_dropped", "num_requests", b"num_requests", "percent", b"percent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

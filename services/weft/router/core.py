@@ -128,7 +128,7 @@ class RouterCore:
         self._load_graphs = tuple(load_graphs) if model_control == "explicit" else ("*",)
         self._admission = AdmissionController(admission, num_workers=num_workers)
         self._observer = Observer(self._graphs, self._runtime, self._catalog, self._admission, model_control)
-        self._recordings = Recordings(recording, self._admission.num_refused, num_workers)
+        self._recordings = Recordings(recording, num_workers)
         self._is_started = False
         self._followers: list[asyncio.Task[None]] = []
 

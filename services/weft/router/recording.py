@@ -6,7 +6,6 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,7 +149,6 @@ class Recorder:
     """One recording.
 
     Args:
-        num_refused: Returns the requests of the graph that admission has refused so far.
         on_end: Called once it has ended.
 
     Attributes:
@@ -159,19 +157,13 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        writer: RecordingWriter,
-        request: pb.RecordingRequest,
-        key: bytes,
-        num_refused: Callable[[], int],
-        on_end: Callable[[], None],
+        self, writer: RecordingWriter, request: pb.RecordingRequest, key: bytes, on_end: Callable[[], None]
     ) -> None:
         file = str(writer.path)
         self.status = pb.RecordingStatus(graph=request.graph, is_running=True, percent=request.percent, file=[file])
         self.waiting: list[Kept] = []
         self.num_held_bytes = 0
         self._writer, self._request, self._on_end = writer, request, on_end
-        self._num_refused, self._num_refused_before = num_refused, num_refused()
         self._redaction, self._stop = _Redaction(request, key), asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
@@ -196,7 +188,6 @@ class Recorder:
                 _log.warning("recording %s", status.file[0], exc_info=error)
             self.num_held_bytes -= sum(kept.num_bytes for kept in waiting)
             status.num_bytes = self._writer.num_bytes
-            status.num_refused = max(self._num_refused() - self._num_refused_before, 0)
             status.num_requests += num_written
             status.num_dropped += len(waiting) - num_written
         status.num_dropped += len(self.waiting)
@@ -224,16 +215,14 @@ class Recordings(Collector):
     """The recordings of a router, at most one of each graph at a time.
 
     Args:
-        num_refused: Returns the requests of a graph that admission has refused so far.
         num_workers: Processes that record, each an equal part.
 
     Attributes:
         active: Those that run, by graph; None without any, so that requests pay for one look.
     """
 
-    def __init__(self, limits: RecordingLimits, num_refused: Callable[[str], int], num_workers: int = 1) -> None:
+    def __init__(self, limits: RecordingLimits, num_workers: int = 1) -> None:
         self.active: dict[str, Recorder] | None = None
-        self._num_refused = num_refused
         self._limits, self._num_workers = limits, num_workers
         self._latest: dict[str, Recorder] = {}
         self._changing = asyncio.Lock()
@@ -283,7 +272,7 @@ class Recordings(Collector):
             writer = await asyncio.to_thread(RecordingWriter, limits.folder / file, header)
         except OSError as error:
             raise UnavailableError(f"no recording can be written to '{limits.folder}': {error.strerror}") from error
-        self._latest[name] = Recorder(writer, request, key, partial(self._num_refused, name), self._choose_active)
+        self._latest[name] = Recorder(writer, request, key, self._choose_active)
         self._choose_active()
 
     def _choose_active(self) -> None:
@@ -291,7 +280,7 @@ class Recordings(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        for what in ("requests", "dropped", "refused", "bytes"):
+        for what in ("requests", "dropped", "bytes"):
             text = f"num_{what} of the graph's latest recording, as weft record --status tells it"
             family = CounterMetricFamily(f"weft_recording_{what}", text, labels=("graph",))
             for name, recorder in list(self._latest.items()):
@@ -305,7 +294,7 @@ def summed(responses: Iterable[pb.RecordingResponse]) -> pb.RecordingResponse:
     for one in (status for response in responses for status in response.recording):
         known = total.setdefault(one.graph, pb.RecordingStatus())
         one.is_running |= known.is_running
-        for count in ("num_requests", "num_dropped", "num_refused", "num_bytes"):
+        for count in ("num_requests", "num_dropped", "num_bytes"):
             setattr(one, count, getattr(one, count) + getattr(known, count))
         known.MergeFrom(one)  # which appends the files
     return pb.RecordingResponse(recording=[total[name] for name in sorted(total)])

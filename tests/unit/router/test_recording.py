@@ -14,7 +14,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.unit.router import make
-from tests.unit.router.fake_target import answering, failing
+from tests.unit.router.fake_target import failing
 from tests.unit.router.stream_targets import counting, stream_target
 
 from weft.base.core import InferCall
@@ -23,7 +23,6 @@ from weft.base.security.access import CALLER, Principal
 from weft.base.security.keys import Grant
 from weft.base.tensors import bytes_tensor
 from weft.router import recording
-from weft.router.admission.controller import AdmissionSettings
 from weft.router.feedback import GraphServicer
 from weft.router.recording import RecordingLimits
 from weft.router.repository.config import config_of_signature
@@ -268,28 +267,20 @@ async def test_what_finds_no_room_is_dropped_and_counted(tmp_path: Path, monkeyp
         assert (2, 1) == (status.num_requests, status.num_dropped)
         registry = CollectorRegistry()
         registry.register(s.core._recordings)
-        names = [f"weft_recording_{what}_total" for what in ("requests", "dropped", "refused", "bytes")]
+        names = [f"weft_recording_{what}_total" for what in ("requests", "dropped", "bytes")]
         values = [registry.get_sample_value(name, {"graph": "pipe"}) for name in names]
-        assert [2, 1, 0, size_of(status)] == values
+        assert [2, 1, size_of(status)] == values
 
 
-async def test_what_validation_rejects_is_recorded_and_what_admission_refuses_is_counted(tmp_path: Path) -> None:
-    """A request that is rejected has its error; one that finds no place was never there, and holds no memory."""
-    async with served(tmp_path, admission=AdmissionSettings(max_inflight=1)) as s:
+async def test_what_validation_rejects_is_recorded(tmp_path: Path) -> None:
+    """With its error, as where a graph streams; its memory is free again."""
+    async with served(tmp_path) as s:
         await s.record("START", percent=100)
         assert "INVALID_ARGUMENT" == await s.ask(1, inputs={})
-
-        async def answer(*request: Any) -> Any:
-            assert "RESOURCE_EXHAUSTED" == await s.ask(3)
-            return await answering()(*request)
-
-        s.target.answers["a"] = answer
-        assert "OK" == await s.ask(2)
-        status = await s.record("STOP")
-        assert (2, 1, 0) == (status.num_requests, status.num_refused, status.num_dropped)
-        first, _ = records_of(status)
-        assert "INVALID_ARGUMENT" == first.status
-        assert "expected 2 inputs" in first.message
+        (record,) = await s.records()
+        assert "INVALID_ARGUMENT" == record.status
+        assert "expected 2 inputs" in record.message
+        assert 0 == s.core._recordings._latest["pipe"].num_held_bytes
 
 
 async def test_an_end_goes_on_without_who_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,8 +47,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     for one in found:
         state = f"{one.percent:g} % of the requests" if one.is_running else f"ended, {one.end_reason}"
-        counts = f"{one.num_requests:,} recorded, {one.num_dropped:,} dropped, {one.num_refused:,} refused"
-        print("\n  ".join([f"{one.graph}: {state}; {counts}, {one.num_bytes / (1 << 20):.1f} MiB", *one.file]))
+        counts = f"{one.num_requests:,} recorded, {one.num_dropped:,} dropped, {one.num_bytes / (1 << 20):.1f} MiB"
+        print("\n  ".join([f"{one.graph}: {state}; {counts}", *one.file]))
     return 0
 
 

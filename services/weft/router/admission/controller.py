@@ -226,10 +226,6 @@ class AdmissionController:
         text = f"{full.subject} has {full.num_inflight} requests in flight, and {full.setting} allows {full.limit}{why}"
         return _exhausted(text, full, context)
 
-    def num_refused(self, name: str) -> int:
-        """Requests of a graph or model that were refused so far."""
-        return sum(self.limits[name].refusals.values()) if name in self.limits else 0
-
     def _count_refusal(self, limit: ConcurrencyLimit, reason: str, level: int, context: CallContext) -> None:
         key = (reason, level)
         limit.refusals[key] = limit.refusals.get(key, 0) + 1
