@@ -183,10 +183,8 @@ def test_requests_keep_their_pace(repository: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("pace", "num_targets", "most"), [(0.0, 1, 132), (0.0, 2, 132), (1e6, 1, 206), (1e6, 2, 206)])
-def test_few_records_are_held_whatever_a_file_has(
-    pace: float, num_targets: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that are put in order, a block or two, and those in flight; all are sent."""
+def test_few_records_are_held(pace: float, num_targets: int, most: int, tmp_path: Path, monkeypatch: Any) -> None:
+    """Those that are put in order, a block or two, and those in flight, whatever a file has; all are sent."""
     counts = Counter[str]()
 
     def counted(path: Path) -> Iterator[pb.Entry]:
