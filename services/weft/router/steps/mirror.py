@@ -97,7 +97,8 @@ class Comparison:
             return
         agreed = {}
         for name, own in mine.tensors.items():
-            if own and (other := theirs.tensors[name]):
+            other = theirs.tensors[name]
+            if (own and other) or (mirror.streams and (own or other)):
                 if sum(len(one.data) for one in (*own, *other)) > _MAX_BYTES_ON_LOOP:
                     agreed[name] = await asyncio.to_thread(agrees, own, other, mirror.plan)
                 else:
