@@ -219,8 +219,8 @@ class CaseResult:
                 context.deadline_ns = start_ns + min(limits_us) * 1000 if limits_us else None
                 call.num_rows = validate(call, suite.plan.signature)
                 if suite.plan.signature.is_decoupled:
-                    async for one in executor.stream(call, context):
-                        answers.append(one)  # those before an error count too
+                    async for answer in executor.stream(call, context):
+                        answers.append(answer)  # those before an error count too
                 else:
                     answers.append(await executor.execute(call, context))
             except WeftError as error:

@@ -280,8 +280,8 @@ def floats(*values: float) -> WireTensor:
 )
 def test_when_tensors_agree(mine: Any, theirs: Any, options: dict[str, Any], agree: bool) -> None:
     """Equal, within the tolerance, or in the place of the greatest element; strings of streams as one text."""
-    sides = [side if isinstance(side, list) else [side] for side in (mine, theirs)]
-    assert agree == agrees(*sides, ShadowPlan(100.0, 0, ("Y",), **options))
+    first, second = (side if isinstance(side, list) else [side] for side in (mine, theirs))
+    assert agree == agrees(first, second, ShadowPlan(100.0, 0, ("Y",), **options))
 
 
 def test_a_rollout_begins_at_its_first_share() -> None:
