@@ -1374,7 +1374,7 @@ class Shadow(_message.Message):
     """Copies in work at once; those beyond it are dropped. 0: no limit."""
     @_builtins.property
     def mirror_compare(self) -> Global___MirrorCompare:
-        """Compares the answer with that of the node, and counts which tensors agree."""
+        """Compares the answer with that of the node, and counts which tensors agree. Of streams all responses."""
 
     def __init__(
         self,

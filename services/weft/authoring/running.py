@@ -216,17 +216,7 @@ class LoadedGraph:
 
     def stream(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> Generator[Answer, None, None]:
         """Yield the responses to one request, in a ``with`` block; closing the generator cancels it."""
-        answers = self.stream_async(inputs, **options)
-
-        async def following() -> Answer | None:
-            return await anext(answers, None)
-
-        try:
-            while (answer := self._result(following())) is not None:
-                yield answer
-        finally:
-            if self._thread is not None:  # else it was closed with the graph
-                self._thread.result(answers.aclose())
+        return self._each(self.stream_async(inputs, **options))
 
     async def stream_async(
         self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]
@@ -240,13 +230,20 @@ class LoadedGraph:
                     if not result.is_null and (result.outputs or not result.is_final):
                         yield answer
 
-    def ask(self, call: InferCall, context: CallContext) -> list[InferResult]:
-        """All responses to a call of a model that the graph reaches, in a ``with`` block."""
+    def ask(self, call: InferCall, context: CallContext) -> Generator[InferResult, None, None]:
+        """Yield the responses to a call of a model that the graph reaches, in a ``with`` block."""
+        return self._each(self.target.stream_infer(call, context))
 
-        async def asking() -> list[InferResult]:
-            return [result async for result in self.target.stream_infer(call, context)]
+    def _each(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        async def following() -> T | None:
+            return await anext(items, None)
 
-        return self._result(asking())
+        try:
+            while (item := self._result(following())) is not None:
+                yield item
+        finally:
+            if self._thread is not None:  # else it was closed with the graph
+                self._thread.result(items.aclose())
 
     def _request(self, inputs: Mapping[str, Any], **options: Unpack[RunOptions]) -> tuple[InferCall, CallContext]:
         call, context = request_of(self._signature, inputs, **options)

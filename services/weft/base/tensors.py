@@ -346,3 +346,8 @@ def tensor_of(value: Any, datatype: str, dims: Sequence[int], *, name: str, has_
 def bytes_tensor(elements: Sequence[bytes | str], shape: tuple[int, ...]) -> WireTensor:
     """BYTES wire tensor of ``shape`` from its elements in row-major order."""
     return WireTensor("BYTES", shape, encode_bytes(elements))
+
+
+def joined(tensors: Iterable[WireTensor]) -> WireTensor:
+    """One string of all that BYTES tensors have, those of a stream for example."""
+    return bytes_tensor([b"".join(text for one in tensors for text in split_bytes(one.data))], (1,))

@@ -1,5 +1,6 @@
-"""Compares two answers to one request, tensor by tensor."""
+"""Compares answers, tensor by tensor, and sums up: differences, errors, paths, times by priority."""
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -7,13 +8,18 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from weft.base.core import InferResult
-from weft.base.tensors import FLOATS, WireTensor, bytes_tensor, decode, shown, split_bytes
+from weft.base.statistics import LatencyHistogram
+from weft.base.tensors import FLOATS, WireTensor, decode, joined, shown
 from weft.v2.protocol.recording import results_of_record
 from weft_protos import recording_pb2 as pb
 
 #: How tensors are compared: bit for bit; floats within a tolerance; the place of the largest value of each row; strings
 #: without regard to white space; not at all.
 RULES: Final = ("exact", "close", "top1", "text", "ignore")
+_MAX_EXAMPLES = 3
+_MAX_EXAMPLE_CHARS = 200
+#: Times are told to 1 %, from 1 us to 20 minutes.
+_BOUNDS_S = tuple(1e-6 * 1.01**i for i in range(2101))
 
 
 @dataclass(slots=True)
@@ -79,7 +85,7 @@ def compare_answers(before: Outcome, after: Outcome, comparison: Comparison = DE
         sides = [[one.outputs[name] for one in side.results if name in one.outputs] for side in (before, after)]
         is_text = rule in ("", "text") and all(one.datatype == "BYTES" for side in sides for one in side)
         if is_text and (len(before.results), len(after.results)) != (1, 1):
-            sides = [[_joined(side)] for side in sides]
+            sides = [[joined(side)] for side in sides]
         text = f"in {len(sides[0])} responses -> in {len(sides[1])}"
         if len(sides[0]) == len(sides[1]):
             faults = (_fault(one, other, rule, comparison) for one, other in zip(*sides, strict=True))
@@ -87,10 +93,6 @@ def compare_answers(before: Outcome, after: Outcome, comparison: Comparison = DE
         if text and rule != "ignore":
             found.append(Difference(f"output {name}", text))
     return found
-
-
-def _joined(tensors: Sequence[WireTensor]) -> WireTensor:
-    return bytes_tensor([b"".join(text for one in tensors for text in split_bytes(one.data))], (1,))
 
 
 def _fault(one: WireTensor, other: WireTensor, rule: str, comparison: Comparison) -> str:
@@ -117,3 +119,78 @@ def _fault(one: WireTensor, other: WireTensor, rule: str, comparison: Comparison
 
 def _shown(value: Any) -> str:
     return shown(value.decode(errors="replace")) if isinstance(value, bytes) else f"{value:.6g}"
+
+
+class Report:
+    """Compares answers of two sides as they come.
+
+    Attributes:
+        num_different: Requests whose outputs or status differ; a changed path alone is no difference.
+        differences: Requests by what differs.
+        cpu_s: By side; missing if unknown.
+    """
+
+    def __init__(self, labels: Sequence[str], comparison: Comparison) -> None:
+        self.num_requests = self.num_different = 0
+        self.differences: Counter[str] = Counter()
+        self.cpu_s: defaultdict[int, float] = defaultdict(float)
+        self._labels, self._comparison = labels, comparison
+        self._num_errors = [0, 0]
+        self._examples: defaultdict[str, list[str]] = defaultdict(list)
+        self._different: Counter[int] = Counter()
+        self._times: defaultdict[int, list[LatencyHistogram]] = defaultdict(
+            lambda: [LatencyHistogram(_BOUNDS_S), LatencyHistogram(_BOUNDS_S)]
+        )
+
+    def add(self, record: pb.Record, before: Outcome, after: Outcome) -> None:
+        """Compare the answers to one request."""
+        self.num_requests += 1
+        given = record.request.parameters.get("priority")
+        priority = 0 if given is None else int(given.uint64_param or given.int64_param)
+        for place, outcome in enumerate((before, after)):
+            self._times[priority][place].observe(outcome.duration_ns / 1e9)
+            self._num_errors[place] += outcome.status != "OK"
+        found = compare_answers(before, after, self._comparison)
+        is_different = any(what != "path" for what, _ in found)
+        self.num_different += is_different
+        self._different[priority] += is_different
+        for what, text in found:
+            self.differences[what] += 1
+            if len(self._examples[what]) < _MAX_EXAMPLES:
+                example = f"{record.request.id or f'request {self.num_requests}'}: {text}"
+                self._examples[what].append(example[:_MAX_EXAMPLE_CHARS])
+
+    def facts(self) -> dict[str, Any]:
+        """All of it; pairs are of the two sides."""
+        return {
+            "sides": self._labels,
+            "requests": self.num_requests,
+            "different": self.num_different,
+            "differences": {
+                what: {"requests": count, "examples": self._examples[what]}
+                for what, count in self.differences.most_common()
+            },
+            "errors": self._num_errors,
+            "cpu_ms": [
+                self.cpu_s[place] / self.num_requests * 1e3 if place in self.cpu_s else None for place in (0, 1)
+            ],
+            "priorities": {
+                priority: {"requests": sides[0].count, "different": self._different[priority]}
+                | {f"p{share}_ms": [side.quantile(share / 100) * 1e3 for side in sides] for share in (50, 99)}
+                for priority, sides in sorted(self._times.items())
+            },
+        }
+
+    def text(self, *, is_markdown: bool) -> str:
+        """The facts as lines, or as a list of Markdown."""
+        facts, mark = self.facts(), "**" if is_markdown else ""
+        before, after = self._labels
+        lines = [f"{mark}{self.num_different:,} of {self.num_requests:,} answers differ{mark}: {before} -> {after}"]
+        for what, one in facts["differences"].items():
+            lines.append(f"{what}: {one['requests']:,} differ, for example {one['examples'][0]}")
+        cpu = ["unknown" if cpu_ms is None else f"{cpu_ms:.2f}" for cpu_ms in facts["cpu_ms"]]
+        lines += ["errors: {:,} -> {:,}".format(*facts["errors"]), f"CPU ms a request: {cpu[0]} -> {cpu[1]}"]
+        for priority, one in facts["priorities"].items():
+            about = f", priority {priority} ({one['different']:,} of {one['requests']:,} differ)" if priority else ""
+            lines += ["{} ms{}: {:.2f} -> {:.2f}".format(name, about, *one[f"{name}_ms"]) for name in ("p50", "p99")]
+        return f"\n{'- ' if is_markdown else '  '}".join(lines)

@@ -3,53 +3,69 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from heapq import heappush, heappushpop, merge
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from weft.authoring.graph import Graph
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InvalidArgumentError, WeftError
-from weft.changes.comparison import DEFAULT, Comparison, Outcome, outcome_of
-from weft.changes.report import Report
+from weft.changes.comparison import DEFAULT, Comparison, Outcome, Report, outcome_of
 from weft.v2.client.answer import PATH_HEADER
 from weft.v2.client.v2_client import V2Client
 from weft.v2.protocol.recording import call_of_record, read_recording
 from weft_protos import recording_pb2 as pb
 
-#: So many requests go to one target before they go to the other, so that neither has the other's load.
+#: So many requests go to one target before they go to the other, so that neither has the other's load. Files are in the
+#: order in which answers ended, and as many records are held to have them in that of their arrival.
 _BLOCK = 1024
+#: Requests in flight at a pace; when a target falls so far behind, the next ones are late.
+_MAX_INFLIGHT = 4096
 
 
-class Recorded(NamedTuple):
-    """What some files have.
+class Recorded:
+    """The requests of recordings, read anew by each iteration: about in the order of their arrival, and few at a time.
 
     Attributes:
-        records: In the order of their arrival.
-        num_withheld: Records that cannot be sent again, because what they need was left out or hashed.
+        num_records, num_withheld: Records that can be sent again, and that cannot, because what they need was left out
+            or hashed.
         unknown: Names that were left out or hashed; such outputs cannot be compared.
         cut: Files whose recorder was killed; at most its last second is lost.
+
+    Raises as ``read_recording``; InvalidArgumentError if no request can be sent again.
     """
 
-    records: list[pb.Record]
-    num_withheld: int
-    unknown: set[str]
-    cut: list[Path]
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._paths = [*paths]
+        self.num_records, self.num_withheld, self.unknown, self.cut = 0, 0, set[str](), list[Path]()
+        for path in self._paths:
+            is_ended = False
+            for entry in read_recording(path):
+                self.unknown.update(entry.header.omitted, entry.header.hashed)
+                self.num_withheld += bool(entry.record.withheld)
+                self.num_records += entry.HasField("record") and not entry.record.withheld
+                is_ended = entry.HasField("end")
+            self.cut += [] if is_ended else [path]
+        if not self.num_records:
+            text = f"of {self.num_withheld} recorded requests none has all of its inputs, to be sent again"
+            raise InvalidArgumentError(text)
+
+    def __iter__(self) -> Iterator[pb.Record]:
+        held = list[tuple[int, int, pb.Record]]()
+        for number, record in enumerate(merge(*map(_whole, self._paths), key=lambda one: one.arrival_unix_ns)):
+            entry = record.arrival_unix_ns, number, record
+            if len(held) < _BLOCK:
+                heappush(held, entry)
+            else:
+                yield heappushpop(held, entry)[-1]
+        yield from (record for *_, record in sorted(held))
 
 
-def read_records(paths: Iterable[Path]) -> Recorded:
-    """Read recordings. Raises as ``read_recording``; InvalidArgumentError if no request can be sent again."""
-    records, unknown, cut = list[pb.Record](), set[str](), list[Path]()
-    for path in paths:
-        entries = list(read_recording(path))
-        unknown.update(entries[0].header.omitted, entries[0].header.hashed)
-        records += [entry.record for entry in entries if entry.HasField("record")]
-        cut += [] if entries[-1].HasField("end") else [path]
-    whole = sorted((one for one in records if not one.withheld), key=lambda one: one.arrival_unix_ns)
-    if not whole:
-        raise InvalidArgumentError(f"of {len(records)} recorded requests none has all of its inputs, to be sent again")
-    return Recorded(whole, len(records) - len(whole), unknown, cut)
+def _whole(path: Path) -> Iterator[pb.Record]:
+    return (one.record for one in read_recording(path) if one.HasField("record") and not one.record.withheld)
 
 
 class Target(NamedTuple):
@@ -97,7 +113,7 @@ def served_target(client: V2Client, name: str, version: str, cpu_s: Callable[[],
 
 
 async def replay(
-    records: Sequence[pb.Record],
+    records: Iterable[pb.Record],
     targets: Sequence[Target],
     show: Callable[[], None] = lambda: None,
     *,
@@ -116,41 +132,64 @@ async def replay(
     """
     labels = [target.label for target in targets]
     report = Report(labels if len(targets) > 1 else ["recorded", *labels], comparison)
-    places = asyncio.Semaphore(concurrency)
+    places = asyncio.Semaphore(_MAX_INFLIGHT if pace else concurrency)
 
-    async def asked(target: Target, block: Sequence[pb.Record]) -> list[Outcome]:
-        begin_s, begin_cpu_s = time.monotonic(), target.cpu_s()
+    async def asked(target: Target, record: pb.Record) -> Outcome:
+        async with contextlib.nullcontext() if pace else places:
+            outcome = await _outcome(target, record, is_timed=pace > 0)
+        show()
+        return outcome
 
-        async def one(record: pb.Record) -> Outcome:
-            if pace:
-                after_s = (record.arrival_unix_ns - block[0].arrival_unix_ns) / 1e9 / pace
-                await asyncio.sleep(begin_s + after_s - time.monotonic())
-            async with contextlib.nullcontext() if pace else places:
-                outcome = await _outcome(target, record, is_timed=pace > 0)
-            show()
-            return outcome
+    @contextlib.contextmanager
+    def measured(place: int) -> Iterator[None]:
+        begin_s = targets[place].cpu_s()
+        yield
+        if begin_s is not None:
+            report.cpu_s[place + 2 - len(targets)] += (targets[place].cpu_s() or 0) - begin_s
 
-        outcomes = await asyncio.gather(*map(one, block))
-        if begin_cpu_s is not None and not (pace and len(targets) > 1):  # else it is that of both
-            report.cpu_s[targets.index(target) + 2 - len(targets)] += (target.cpu_s() or 0) - begin_cpu_s
-        return outcomes
+    def add(record: pb.Record, *sides: Outcome) -> None:
+        report.add(record, sides[0] if len(sides) > 1 else outcome_of(record), sides[-1])
 
-    size = len(records) if pace else _BLOCK
-    for block in [records[start : start + size] for start in range(0, len(records), size)] * times:
-        asking = [asked(target, block) for target in targets]
-        sides = await asyncio.gather(*asking) if pace else [await one for one in asking]
-        before = sides[0] if len(sides) > 1 else map(outcome_of, block)
-        for record, one, other in zip(block, before, sides[-1], strict=True):
-            report.add(record, one, other)
+    async def compared(record: pb.Record) -> None:
+        add(record, *await asyncio.gather(*(asked(target, record) for target in targets)))
+        places.release()
+
+    async def at_pace() -> None:
+        source, begin_s, first_ns = iter(records), 0.0, None
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(asyncio.to_thread(list, islice(source, _BLOCK)))
+            while block := await reading:
+                reading = group.create_task(asyncio.to_thread(list, islice(source, _BLOCK)))
+                for record in block:
+                    if first_ns is None:
+                        begin_s, first_ns = time.monotonic(), record.arrival_unix_ns
+                    await places.acquire()
+                    await asyncio.sleep(begin_s + (record.arrival_unix_ns - first_ns) / 1e9 / pace - time.monotonic())
+                    group.create_task(compared(record))
+
+    async def in_turn() -> None:
+        source = iter(records)
+        while block := list(islice(source, _BLOCK)):
+            sides = []
+            for place, target in enumerate(targets):
+                with measured(place):
+                    sides.append(await asyncio.gather(*(asked(target, record) for record in block)))
+            for entry in zip(block, *sides, strict=True):
+                add(*entry)
+
+    for _ in range(times):
+        with measured(0) if pace and len(targets) == 1 else contextlib.nullcontext():  # of two it would be that of both
+            await (at_pace() if pace else in_turn())
     return report
 
 
 async def _outcome(target: Target, record: pb.Record, *, is_timed: bool) -> Outcome:
-    call, begin_ns, outcome = call_of_record(record), time.monotonic_ns(), Outcome()
-    parameters = {name: value for name, value in call.parameters.items() if is_timed or name != "timeout"}
-    call = replace(call, model_name=target.name, model_version=target.version, parameters=parameters)
+    begin_ns, outcome = time.monotonic_ns(), Outcome()
     context = CallContext(begin_ns + record.timeout_ns if is_timed and record.timeout_ns else None, dict(record.header))
     try:
+        call = call_of_record(record)
+        parameters = {name: value for name, value in call.parameters.items() if is_timed or name != "timeout"}
+        call = replace(call, model_name=target.name, model_version=target.version, parameters=parameters)
         outcome.results = [one for one in await target.ask(call, context, record.is_stream) if not one.is_null]
     except WeftError as error:
         outcome.status, outcome.message = error.code, error.message

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from weft.base.repository.layout import folders_of_models, is_graph_folder, is_version
 from weft.base.security.arguments import add_channel_arguments
-from weft.base.text.argument_types import add, is_metadata_name, positive
+from weft.base.text.argument_types import add, is_metadata_name, time_s
 from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, PAGE, ROUTER
 
 Made = TypeVar("Made")
@@ -111,11 +111,10 @@ def graph_version(text: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """A time above 0 with its unit: 90s, 10m, 2h."""
-    factor = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
-    if factor is None:
-        raise argparse.ArgumentTypeError(f"'{text}' has no unit; write for example 90s, 10m or 2h")
-    return positive(text[:-1]) * factor
+    """A time above 0, as ``time_s``."""
+    if not (value := time_s(text)):
+        raise argparse.ArgumentTypeError(f"'{text}' is no time above 0 with its unit; write for example 90s, 10m or 2h")
+    return value
 
 
 def share(text: str) -> float:

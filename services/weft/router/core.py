@@ -274,12 +274,14 @@ class RouterCore:
         with self._admit(served, call.parameters, context) as permit:
             if permit.is_waiting:
                 await self._wait(permit, served)
-            inference = served.begin(call, context)
             kept = None if self._recordings.active is None else self._recordings.begin(call, context)
+            inference = None
             try:
+                inference = served.begin(call, context)
                 result = inference.answer(await inference.work())
             except BaseException as error:
-                inference.fail(error)
+                if inference is not None:
+                    inference.fail(error)
                 if kept is not None:
                     kept.end(served.version, error)
                 raise

@@ -280,8 +280,7 @@ class Assembly:
         )
         if plan.shadow is None:
             return step
-        is_compared = plan.shadow.compared and not node.streams
-        mirror = Mirror(plan, node, self.error_context.graph, runtime, counters) if is_compared else None
+        mirror = Mirror(plan, node, self.error_context.graph, runtime, counters) if plan.shadow.compared else None
         return ShadowStep(step, plan.shadow, runtime, counters, mirror)
 
     def _action(

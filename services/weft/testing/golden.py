@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.base.tensors import FLOATS, NUMPY_BY_DATATYPE, datatype_of
+from weft.base.tensors import FLOATS, NUMPY_BY_DATATYPE, Array, datatype_of
 
 
 def golden_text(outputs: Mapping[str, Any]) -> str:
@@ -23,24 +23,27 @@ def golden_text(outputs: Mapping[str, Any]) -> str:
 def compare(outputs: Mapping[str, Any], text: str, where: str, *, rtol: float, atol: float) -> None:
     """Raise AssertionError unless the outputs are those of ``text``; ``where`` names it."""
     try:
-        golden = json.loads(text)
-    except ValueError as error:
-        raise AssertionError(f"{where} is no JSON: {error}") from None
+        golden = {name: _expected(**one) for name, one in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise AssertionError(f"{where} has no golden answers: {error!r}") from None
     if outputs.keys() != golden.keys():
         raise AssertionError(f"the outputs are {', '.join(outputs)}; {where} has {', '.join(golden)}")
-    for name, kept in golden.items():
+    for name, (datatype, shape, expected) in golden.items():
         array, title = np.asarray(outputs[name]), f"output '{name}' and {where}"
         found = f"{datatype_of(array)} {list(array.shape)}"
-        if found != f"{kept['datatype']} {kept['shape']}":
-            raise AssertionError(f"output '{name}' is {found}; {where} has {kept['datatype']} {kept['shape']}")
-        if kept["datatype"] in FLOATS:
-            expected = np.array(kept["data"], NUMPY_BY_DATATYPE[kept["datatype"]]).reshape(kept["shape"])
+        if found != f"{datatype} {shape}":
+            raise AssertionError(f"output '{name}' is {found}; {where} has {datatype} {shape}")
+        if datatype in FLOATS:
             wide = array.astype(np.float64), expected.astype(np.float64)
             np.testing.assert_allclose(*wide, rtol=rtol, atol=atol, equal_nan=True, err_msg=title)
         else:
             elements = np.array([*map(plain, array.reshape(-1))], np.object_).reshape(array.shape)
-            expected = np.array([*kept["data"], None], np.object_)[:-1].reshape(kept["shape"])
             np.testing.assert_array_equal(elements, expected, err_msg=title)
+
+
+def _expected(datatype: str, shape: list[int], data: list[Any]) -> tuple[str, list[int], Array]:
+    array = np.array(data, NUMPY_BY_DATATYPE[datatype]) if datatype in FLOATS else np.array([*data, None], object)[:-1]
+    return datatype, shape, array.reshape(shape)
 
 
 def plain(element: Any) -> Any:

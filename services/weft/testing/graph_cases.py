@@ -110,7 +110,9 @@ class Suite:
                 return json.loads((folder / text[1:]).read_bytes() if text[0] == "@" else text)
             found = [*given.number, *given.integer, *given.boolean, *given.text]
             found += [(folder / name).read_bytes() for name in given.file]
-            return np.array([*found, None], np.object_)[:-1].reshape(given.dims or -1).tolist() if found else None
+            if not found and 0 not in given.dims:
+                return None
+            return np.array([*found, None], np.object_)[:-1].reshape(given.dims or -1).tolist()
         except (ValueError, RecursionError, OSError) as error:
             raise InvalidArgumentError(f"value of '{given.name}': {error}") from None
 
@@ -210,18 +212,20 @@ class CaseResult:
         executor = GraphExecutor(suite.plan, runtime)
         for _ in range(case.requests or 1):
             start_ns, (call, context) = runtime.clock_ns(), suite.request(case)
+            answers, self.error = list[InferResult](), None
             try:
                 context.priority, timeout_us = scheduling_parameters(call.parameters)
                 limits_us = [limit_us for limit_us in (case.timeout_ms * 1000, timeout_us) if limit_us]
                 context.deadline_ns = start_ns + min(limits_us) * 1000 if limits_us else None
                 call.num_rows = validate(call, suite.plan.signature)
                 if suite.plan.signature.is_decoupled:
-                    answers = [one async for one in executor.stream(call, context)]
+                    async for answer in executor.stream(call, context):
+                        answers.append(answer)  # those before an error count too
                 else:
-                    answers = [await executor.execute(call, context)]
-                self.answers, self.error = [Answer(one, {}) for one in answers if not one.is_null], None
+                    answers.append(await executor.execute(call, context))
             except WeftError as error:
-                self.answers, self.error = (), error
+                self.error = error
+            self.answers = [Answer(one, {}) for one in answers if not one.is_null]
             self.graph_ms = (runtime.clock_ns() - start_ns) / 1e6
             self.path = dict(context.trailing_metadata).get(PATH_HEADER, "")
         while runtime.shadows.num_inflight:  # noqa: ASYNC110  # the clock is a fake
@@ -236,12 +240,14 @@ class CaseResult:
         if not (got.startswith(f"{case.error}: ") and case.message in got if case.error else error is None):
             yield f"expected {f'{case.error} {case.message}'.strip() or 'an answer'}, got {got}"
         expected = [one.output for one in case.response] or [case.output] * len(self.answers)
-        if len(expected) != len(self.answers) and error is None:
+        if len(expected) != len(self.answers) and (error is None or case.response):
             yield f"expected {len(expected)} responses, got {len(self.answers)}"
+        if case.golden and (rest := _golden_file(suite, case, len(self.answers))).is_file():
+            yield f"{rest} is of a response that did not come; remove it if that is right"
         for number, (values, answer) in enumerate(zip(expected, self.answers, strict=False)):
             checks = [partial(_check, one, answer, suite) for one in values]
             if case.golden:
-                checks.append(partial(_check_golden, answer, suite, f"{case.name}.{number}", is_update=is_update))
+                checks.append(partial(_check_golden, answer, _golden_file(suite, case, number), is_update=is_update))
             for check in checks:
                 try:
                     check()
@@ -265,7 +271,7 @@ def _check(expected: pb.Values, answer: Answer, suite: Suite) -> None:
         return
     value, datatype = suite.value_of(expected), datatype_of(array)
     shape = [-1 if dim == -1 else size for dim, size in zip([*expected.dims, *array.shape], array.shape, strict=False)]
-    places = array.reshape(-1, array.shape[-1]).argmax(-1).tolist() if expected.top_1 else []
+    places = array.argmax(-1).ravel().tolist() if expected.top_1 and array.ndim and array.size else []
     for what, wanted, got in (("shape", expected.dims, shape), ("the greatest at", expected.top_1, places)):
         if wanted and [*wanted] != got:
             raise AssertionError(f"output '{name}': expected {what} {[*wanted]}, got {got}")
@@ -282,8 +288,11 @@ def _file_name(title: str) -> str:
     return re.sub(r"[^\w.]", "_", title)
 
 
-def _check_golden(answer: Answer, suite: Suite, title: str, *, is_update: bool) -> None:
-    file = suite.path.parent / "golden" / f"{_file_name(title)}.json"
+def _golden_file(suite: Suite, case: pb.Case, number: int) -> Path:
+    return suite.path.parent / "golden" / f"{_file_name(f'{case.name}.{number}')}.json"
+
+
+def _check_golden(answer: Answer, file: Path, *, is_update: bool) -> None:
     if is_update:
         file.parent.mkdir(exist_ok=True)
         file.write_text(golden_text(answer), encoding="utf-8")

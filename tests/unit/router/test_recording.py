@@ -272,13 +272,14 @@ async def test_what_finds_no_room_is_dropped_and_counted(tmp_path: Path, monkeyp
         assert [2, 1, size_of(status)] == values
 
 
-async def test_refused_requests_take_no_room(tmp_path: Path) -> None:
-    """What validation rejects is neither kept nor held."""
+async def test_what_validation_rejects_is_recorded(tmp_path: Path) -> None:
+    """With its error, as where a graph streams; its memory is free again."""
     async with served(tmp_path) as s:
         await s.record("START", percent=100)
         assert "INVALID_ARGUMENT" == await s.ask(1, inputs={})
-        assert 0 == s.core._recordings.active["pipe"].num_held_bytes
-        assert [] == await s.records()
+        (record,) = await s.records()
+        assert ("INVALID_ARGUMENT", True) == (record.status, "expected 2 inputs" in record.message)
+        assert 0 == s.core._recordings._latest["pipe"].num_held_bytes
 
 
 async def test_an_end_goes_on_without_who_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,8 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             for number in (1, 2):
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x * number)]))
+            if x.max() > 90:
+                sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("too large")))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 HEAD = """name: "{name}" platform: "graph" max_batch_size: 8
@@ -131,9 +133,13 @@ def test_golden_answers_are_written_and_compared(repository: Path, capsys: pytes
     out = capsys.readouterr().out
     assert "0.2" in out
     assert "golden/a.0.json" in out
-    (file.parent / "golden/a.0.json").write_text("<<<<<<< HEAD")
-    assert 1 == main(["test", str(file)])
-    assert "golden/a.0.json is no JSON" in capsys.readouterr().out
+    for text in ("<<<<<<< HEAD", "[]", '{"Y": {}}', '{"Y": {"datatype": "FP32", "shape": [1, 1], "data": ["a"]}}'):
+        (file.parent / "golden/a.0.json").write_text(text)
+        (file.parent / "golden/a.1.json").write_text(text)
+        assert 1 == main(["test", str(file)])
+        out = capsys.readouterr().out
+        assert "golden/a.0.json has no golden answers" in out
+        assert "golden/a.1.json is of a response that did not come" in out
 
 
 def test_the_command_tells_coverage_and_writes_junit_and_json(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 MAX_WORKERS = 64
 
 _T = TypeVar("_T")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _METADATA_NAME = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
 
 
@@ -73,6 +74,12 @@ def not_negative(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a finite number of at least 0, got {text}")
     return value
+
+
+def time_s(text: str) -> float | None:
+    """Seconds of a time with its unit: 500ms, 90s, 1.5m, 2h; None if it is none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
+    return float(found[1]) * _UNITS_S[found[2]] if found else None
 
 
 def num_workers(text: str) -> int:

@@ -32,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--repository DIR", "models and other graphs; default: that around a file, else ./model_repository", Path)
     option("--lock FILE", "take the signatures of models from this file of weft lock", Path)
     option("--url ADDRESS", "NAME and NAME/VERSION are what this router serves")
-    option("--recording FILE ...", "requests of weft record: whose answers change, with the models of AFTER", Path)
+    option(
+        "--recording FILE ...",
+        "requests of weft record: which answers change, p50, p99, with the models of AFTER",
+        Path,
+    )
     option("--replay ARGUMENTS", "of weft replay: '--compare PROBS=top1 --concurrency 8'", default="")
     option("--markdown", "for a pull request")
     add_json_argument(parser)

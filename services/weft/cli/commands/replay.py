@@ -15,9 +15,8 @@ from weft.authoring.writing import read
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.text.argument_types import add, not_negative, not_negative_integer, positive_integer
-from weft.changes.comparison import RULES, Comparison
-from weft.changes.replay import Target, local_target, read_records, replay, served_target
-from weft.changes.report import Report
+from weft.changes.comparison import RULES, Comparison, Report
+from weft.changes.replay import Recorded, Target, local_target, replay, served_target
 from weft.cli.arguments import add_json_argument, pair
 from weft.mesh.registry import the_mesh
 from weft.tools.offline import find_graph, repository_of
@@ -72,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 async def replayed(options: argparse.Namespace) -> tuple[Report, list[str]]:
     """What a replay found, and notes. Raises as ``run`` catches."""
-    recorded = read_records(options.files)
+    recorded = Recorded(options.files)
     rules = {} if options.other else dict.fromkeys(recorded.unknown, "ignore")
     comparison = Comparison(rules | dict(options.compare), options.rtol, options.atol)
     if unknown := [rule for rule in comparison.rules.values() if rule not in RULES]:
@@ -84,8 +83,8 @@ async def replayed(options: argparse.Namespace) -> tuple[Report, list[str]]:
     async with contextlib.AsyncExitStack() as stack:
         names = [*([options.other] if options.other else []), options.against]
         targets = [await stack.enter_async_context(_target(name, options)) for name in names]
-        show = stack.enter_context(_bar(len(recorded.records) * options.times * len(targets)))
-        return await replay(recorded.records, targets, show, comparison=comparison, **how), notes
+        show = stack.enter_context(_bar(recorded.num_records * options.times * len(targets)))
+        return await replay(recorded, targets, show, comparison=comparison, **how), notes
 
 
 @contextlib.asynccontextmanager

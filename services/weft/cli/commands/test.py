@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 from weft.base.errors import WeftError
-from weft.base.text.argument_types import add
+from weft.base.text.argument_types import add, not_negative
 from weft.base.text.pbtxt import Diagnostic, render
 from weft.base.text.suggestion import printable
 from weft.cli.arguments import add_json_argument
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--repository DIR (model_repository)", "where graphs are found by name", Path)
     option("-k NAME", "run only cases that have this in their names", default="")
     option("--update", "write the answers of cases with golden: true")
-    option("--require-coverage PERCENT", "fail if cases reach less of a graph", float, default=0.0)
+    option("--require-coverage PERCENT", "fail if cases reach less of a graph", not_negative, default=0.0)
     option("--junit FILE", "write the results as JUnit XML", Path)
     add_json_argument(parser)
 

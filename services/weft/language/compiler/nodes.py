@@ -111,6 +111,13 @@ class NodeBuilder(StepBuilder):
         why = kind.why_no_stream(node)
         for index in sorted(scope.streaming) if why else ():
             self.report.error("G040", file, target_path(node.steps[index]), f"{self.stream_text(scope, index)}; {why}")
+        if not scope.streaming or not kind.plan.runs_shadows:
+            return
+        for step in node.steps:  # it runs for each response or row, and the node has no answer to that
+            if step.message.shadow.HasField("mirror_compare"):
+                what = f"{self.stream_text(scope, min(scope.streaming))}: a copy has no whole answer beside it"
+                cure = "leave 'mirror_compare' out, or put the shadow into the node that streams"
+                self.report.error("G042", file, f"{step.path}.shadow.mirror_compare", f"{what}; {cure}")
 
     def _graph_cache(self, scope: Scope) -> PolicyPlan | None:
         message, found = scope.file.message, None

@@ -1,7 +1,6 @@
 """The splitter: runs one of its steps, drawn by weight or chosen by a bandit from feedback."""
 
 import random
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, ClassVar
 from opentelemetry.trace import get_current_span
 from typing_extensions import override
 
+from weft.base.text.argument_types import time_s
 from weft.base.text.pbtxt import suggestion
 from weft.language.bandit_algorithms import ALGORITHMS, BanditPlan
 from weft.language.checks.fields import check_choices
@@ -40,7 +40,6 @@ _DEFAULT_EPSILON = 0.1
 _STICKY_BY = Purpose("sticky_by", ("string", "int"))
 #: Limit of a rollout's guard -> the greatest value; all are above 0.
 _GREATEST = {"max_error_rate": 1.0, "max_p99_ms": 1e9, "max_p99_ratio": 1e9, "min_score": 1.0, "min_agreement": 1.0}
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +167,6 @@ def _candidate(node: NodeDefinition) -> str:
     return node.message.splitter.rollout.candidate or node.steps[-1].name
 
 
-def _seconds(text: str) -> float | None:
-    """The time of ``10m``; None if it is none."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text)
-    return float(found[1]) * _UNITS_S[found[2]] if found else None
-
-
 def _faults(node: NodeDefinition) -> Iterator[tuple[str, str]]:
     """What is wrong with a rollout: (the field, a message)."""
     rollout, names = node.message.splitter.rollout, [step.name for step in node.steps]
@@ -191,7 +184,7 @@ def _faults(node: NodeDefinition) -> Iterator[tuple[str, str]]:
     elif not has_bandit and not (shares and shares == sorted({*shares}) and shares[0] > 0 and shares[-1] <= 100):
         shown = ", ".join(f"{share:g}" for share in shares)
         yield ".steps", f"'steps' are [{shown}]; give rising shares in percent, above 0 to 100: [5, 20, 50, 100]"
-    if rollout.every and _seconds(rollout.every) is None:
+    if rollout.every and time_s(rollout.every) is None:
         yield ".every", f"'every' is '{rollout.every}'; give a time with its unit: '30s', '10m' or '2h'"
     limits = [(field.name, value) for field, value in guard.ListFields() if field.name in _GREATEST]
     if not limits:
@@ -222,7 +215,7 @@ def _rollout(scope: Scope) -> RolloutPlan | None:
         index=found[0],
         weights=tuple(one.weight if one.HasField("weight") else 1.0 for one in (step.message for step in node.steps)),
         shares=tuple(share / 100.0 for share in message.steps),
-        every_s=_seconds(message.every) or 0.0,
+        every_s=time_s(message.every) or 0.0,
         limits={field.name: value for field, value in message.guard.ListFields() if field.name in _GREATEST},
         false_alarm_rate=message.guard.false_alarm_rate or 0.05,
         min_requests=message.guard.min_requests,

@@ -39,11 +39,12 @@ _MARKS = {"OK": "", "CANCELLED": "~"}
 
 @dataclass(slots=True, eq=False)
 class NodeRecord:
-    """One run of a node, or of steps in a row: the started steps, in order."""
+    """One run of a node, or of steps in a row: the started steps, in order; ``watching`` are a ``Side`` each."""
 
     name: str
     form: PathForm = IN_A_ROW
     steps: "list[StepRecord]" = field(default_factory=list)
+    watching: tuple[Any, ...] = ()
 
 
 class StepRecord:

@@ -108,19 +108,35 @@ class OperatorPlan(NodePlan):
         """Build the executable node."""
 
 
-class ShadowedNode(Node):
-    """A node with shadow steps: they read its inputs and start when it does."""
+class ShadowedNode(StreamingNode):
+    """A node with shadow steps: they read its inputs, start when it does, and may be compared with its responses."""
 
     def __init__(self, node: Node, shadows: Sequence[Step]) -> None:
         super().__init__(node.plan)
         self._node = node
         self._shadows = tuple(shadows)
+        self.is_sampled = isinstance(node, StreamingNode) and node.is_sampled
 
     @override
     async def run(self, run: Run) -> None:
+        if self.plan.streams:
+            await super().run(run)
+            return
         for shadow in self._shadows:
             await shadow.run(run)
         await self._node.run(run)
+
+    @override
+    async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
+        for shadow in self._shadows:
+            await shadow.run(run)
+        async with contextlib.aclosing(self._node.responses(run)) as responses:
+            async for response in responses:
+                for side in run.record.watching:
+                    side.add(response.frame.__getitem__)
+                yield response
+        for side in run.record.watching:
+            side.has_ended = True
 
 
 class NodeAction(Action):

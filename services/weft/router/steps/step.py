@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from opentelemetry.trace import Span
@@ -19,7 +19,7 @@ from weft.router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft.router.reporting.spans import end_step_span, start_step_span, step_attributes
 from weft.router.runtime import Runtime
 from weft.router.steps.action import Action, ConditionFailedError, Defaults, ErrorContext
-from weft.router.steps.mirror import Mirror
+from weft.router.steps.mirror import Comparison, Mirror
 from weft.router.steps.responses import close_streams, responses_of, stream_of
 from weft.router.steps.run import Run
 
@@ -228,22 +228,19 @@ class ShadowStep(Step):
         self._num_inflight += 1
         self._counters.events["shadows_sent"] += 1
         own = Run(copied, copy, limit_ns, run.context, NodeRecord(self._name))
-        compare = None
-        if mirror is not None:
-            over = asyncio.Event()
-            request.on_end.append(over.set)
-            compare = partial(mirror.compare, own, run, over)
-        runtime.shadows.start(self._send(own, compare), self._ended)
+        comparison = None if mirror is None else Comparison(mirror, run)
+        runtime.shadows.start(self._send(own, comparison), self._ended)
         return False
 
-    async def _send(self, run: Run, compare: Callable[[], Awaitable[None]] | None) -> None:
+    async def _send(self, run: Run, comparison: Comparison | None) -> None:
         try:
             await self._step.run(run)
-            if compare is not None:
-                await compare()
             async with contextlib.aclosing(responses_of(run)) as responses:
-                async for _ in responses:
-                    pass
+                async for response in responses:
+                    if comparison is not None:
+                        comparison.mine.add(response.request.captured.get)
+            if comparison is not None:
+                await comparison.end()
         except WeftError as error:
             self._counters.events["shadows_failed"] += 1
             _log.debug("shadow failed: %s: %s", error.code, error.message)

@@ -10,6 +10,8 @@ import pytest
 from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget, answering, failing
 from tests.unit.router.graph_cases import compiled
+from tests.unit.router.stream_targets import collected, counting, stream_of, stream_target
+from tests.unit.router.stream_targets import compiled as streaming
 from tests.unit.router.virtual_clock import VirtualClock
 
 from weft.base.core import CallContext
@@ -228,6 +230,31 @@ async def test_a_shadow_in_a_sequence_is_compared_with_the_sequence_s_answer() -
     assert {("Y", True): 1} == dict(next(one.compared for one in runtime.step_counters if one.path == "root/copy"))
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize(
+    ("mine", "theirs", "counted"),
+    [
+        (counting(3), counting(3), {("OUT", True): 1}),
+        (counting(0), counting(3), {("OUT", False): 1}),
+        (counting(3), counting(3, RemoteError("INTERNAL", "")), {}),  # not the whole answer
+        (counting(20_000), counting(20_000), {}),  # more than is held
+    ],
+)
+async def test_streams_are_compared_as_a_whole(mine: Any, theirs: Any, counted: Any, is_nested: bool) -> None:
+    """By number and one by one, if both came to their ends, also within another node."""
+    target = stream_target()
+    target.streams |= {"n": theirs, "m": mine}
+    runtime = Runtime({"model": target})
+    graph = """node { name: "NAME" splitter { step { name: "n" model_name: "n" }
+      step { name: "copy" model_name: "m" shadow { percent: 100 mirror_compare { } } } } }"""
+    if is_nested:
+        graph = 'node { name: "root" sequence { step { node: "in" } } }' + graph.replace("NAME", "in")
+    executor = GraphExecutor(streaming(graph.replace("NAME", "root")), runtime)
+    await collected(stream_of(executor, target))
+    await asyncio.gather(*runtime.shadows._tasks)
+    assert counted == dict(next(one.compared for one in runtime.step_counters if one.path.endswith("[copy]")))
+
+
 def floats(*values: float) -> WireTensor:
     return encode(np.asarray(values, np.float32))
 
@@ -246,11 +273,15 @@ def floats(*values: float) -> WireTensor:
         (bytes_tensor([b"a"], (1,)), bytes_tensor([b"b"], (1,)), {"top_1": True}, False),
         (floats(1), bytes_tensor([b"a"], (1,)), {}, False),
         (floats(1)._replace(data=b"1"), floats(1), {}, False),
+        ([bytes_tensor([b"a"], (1,)), bytes_tensor([b"b"], (1,))], [bytes_tensor([b"ab"], (1,))], {}, True),
+        ([bytes_tensor([b"a"], (1,)), bytes_tensor([b"b"], (1,))], [bytes_tensor([b"a"], (1,))], {}, False),
+        ([floats(1), floats(2)], [floats(1, 2)], {}, False),
     ],
 )
-def test_when_tensors_agree(mine: WireTensor, theirs: WireTensor, options: dict[str, Any], agree: bool) -> None:
-    """Equal, within the tolerance, or in the place of the greatest element; what cannot be read agrees with nothing."""
-    assert agree == agrees(mine, theirs, ShadowPlan(100.0, 0, ("Y",), **options))
+def test_when_tensors_agree(mine: Any, theirs: Any, options: dict[str, Any], agree: bool) -> None:
+    """Equal, within the tolerance, or in the place of the greatest element; strings of streams as one text."""
+    first, second = (side if isinstance(side, list) else [side] for side in (mine, theirs))
+    assert agree == agrees(first, second, ShadowPlan(100.0, 0, ("Y",), **options))
 
 
 def test_a_rollout_begins_at_its_first_share() -> None:
