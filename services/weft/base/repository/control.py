@@ -2,7 +2,7 @@
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
 from weft.base.errors import UnavailableError
@@ -47,13 +47,6 @@ def control_fault(options: argparse.Namespace, what: str) -> str:
     if not 0 < poll_s <= _MAX_POLL_S:
         return f"--repository-poll-secs must be above 0 and at most {_MAX_POLL_S:.0f}, got {poll_s:g}"
     return ""
-
-
-def control_arguments(options: argparse.Namespace) -> Iterator[str]:
-    """The same arguments for the command line of another process."""
-    yield f"--model-control-mode={options.model_control_mode}"
-    yield f"--repository-poll-secs={options.repository_poll_secs}"
-    yield from (f"--load-model={name}" for name in options.load_model)
 
 
 class ClientControl:

@@ -3,7 +3,7 @@
 import argparse
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 #: Most processes on one port.
@@ -45,6 +45,16 @@ def add(
     if rest:
         more["metavar"] = rest[0]
     parser.add_argument(*names, help=text or None, **more)
+
+
+def given_arguments(options: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
+    """Yield some arguments again, for the command line of another process; those without a value are left out."""
+    for name in names:
+        option, value = f"--{name.replace('_', '-')}", getattr(options, name)
+        if value is True:
+            yield option
+        elif value is not None and value is not False and value != "":
+            yield from (f"{option}={one}" for one in (value if isinstance(value, list) else [value]))
 
 
 def argument(parse: Callable[[str], _T]) -> Callable[[str], _T]:
