@@ -18,7 +18,6 @@ from weft.base.observing import telemetry
 from weft.router.metrics import TargetCollector
 from weft.router.target import Target, TargetModel
 from weft.router.targets.catalog import TargetCatalog
-from weft.router.targets.catalog import TargetCatalog
 from weft.router.targets.replicas import Health, MembershipSettings, OnHealth
 from weft.router.targets.replicated import ReplicatedTarget
 from weft.router.targets.specification import BalancingPolicy
