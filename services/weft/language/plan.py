@@ -424,7 +424,6 @@ class GraphPlan:
     """A compiled graph.
 
     Attributes:
-        cache: Cache of whole answers, if any.
         dependencies: (target, model) pairs that the graph needs.
     """
 

@@ -27,7 +27,6 @@ def add(
         spec: Names, metavar, and default, shown in the help: ``"-o --output FILE"``, ``"--rows N (32)"``, ``"graph
             GRAPH"``. With ``...`` at the end, an option may be repeated, and gives a list; without a metavar it is a
             flag.
-        kind: Type of the value.
     """
     names = [part for part in spec.split() if part.startswith("-")] or spec.split()[:1]
     rest = spec.split()[len(names) :]

@@ -39,10 +39,8 @@ class Item:
 
     Attributes:
         id: Unique in the drawing, letters and digits.
-        title: First line.
         lines: Small text below it.
         tooltip: The full text, lines ended by newlines; "" if nothing is shortened.
-        role: Decides the shape.
         path: Of the step that it stands for; "" of other boxes.
         mark: "added", "removed" or "changed" in a picture of two graphs.
     """

@@ -30,7 +30,6 @@ class InProcessTarget(Target):
     service; errors have the codes and texts that a ``GrpcTarget`` would raise.
 
     Args:
-        core: Answers the calls.
         service: Name of the core for spans and log lines; by default ``weft.`` and the target's name.
     """
 
