@@ -97,15 +97,6 @@ class LatencyHistogram:
         """Number of latencies."""
         return sum(self.counts)
 
-    def quantile(self, share: float) -> float:
-        """The bound that ``share`` of the latencies do not exceed, in seconds; 0 if there are none."""
-        rank = share * self.count
-        for index, count in enumerate(self.counts):
-            rank -= count
-            if count and rank <= 0:
-                return self.bounds_s[min(index, len(self.bounds_s) - 1)]
-        return 0.0
-
 
 @dataclass(slots=True)
 class BatchStatistics:

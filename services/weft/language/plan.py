@@ -6,7 +6,7 @@ nested graph, inlined at compile time) runs in a frame of its own, filled throug
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -417,6 +417,17 @@ class NodePlan(ABC):
     @abstractmethod
     def describe(self) -> Description:
         """Describe the node in words and edges."""
+
+
+def steps_of(node: NodePlan) -> Iterator[tuple[NodePlan, StepPlan]]:
+    """Every step under a node with its own node, including nested nodes, fallbacks, custom steps and shadows."""
+    for step in (*node.steps, *node.customs, *node.shadows):
+        one: StepPlan | None = step
+        while one is not None:
+            yield node, one
+            if isinstance(one.action, NodePlan):
+                yield from steps_of(one.action)
+            one = one.fallback
 
 
 @dataclass(frozen=True, slots=True)
