@@ -158,17 +158,19 @@ class WorkerCore(RouterCore):
 
     async def start(self) -> None:
         """Like ``RouterCore.start``, with the state of siblings if there are any."""
+        load, unload = super()._load_graph, super()._unload_graph
+        weigh, refresh = super()._change_weights, super().refresh
         await self._link.open(
             {
                 "snapshot": self._snapshot,
-                "load": self._load_here,
-                "unload": self._unload_here,
-                "weights": self._weights_here,
+                "load": self._once_started(lambda body: load(**json.loads(body))),
+                "unload": self._once_started(lambda body: unload(**json.loads(body))),
+                "weights": self._once_started(lambda body: weigh(graph_pb.SetWeightsRequest.FromString(body))),
                 "feedback": self._feedback_here,
                 "recording": self._recording_here,
                 "statistics": self._statistics_here,
                 "observe": self._observed_here,
-                "refresh": self._refresh_here,
+                "refresh": self._once_started(lambda body: refresh(body.decode())),
                 "TraceSetting": lambda body: change_settings(pb.TraceSettingRequest.FromString(body)),
                 "LogSettings": lambda body: change_settings(pb.LogSettingsRequest.FromString(body)),
             },
@@ -219,23 +221,19 @@ class WorkerCore(RouterCore):
     async def _load_graph(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """Load a graph at every worker. Raises UnavailableError if another one could not; it can be done again."""
         # Of parameters that are not supported only the names count.
-        body = json.dumps([name, dict(parameters)], default=lambda _: "").encode()
+        body = json.dumps({"name": name, "parameters": dict(parameters)}, default=lambda _: "").encode()
         self._check(await self._link.change("load", body))
 
     @override
     async def _unload_graph(self, name: str, *, unload_dependents: bool) -> None:
         """Unload a graph at every worker. Raises as ``_load_graph``."""
-        self._check(await self._link.change("unload", json.dumps([name, unload_dependents]).encode()))
+        body = json.dumps({"name": name, "unload_dependents": unload_dependents}).encode()
+        self._check(await self._link.change("unload", body))
 
     @override
     async def _change_weights(self, request: graph_pb.SetWeightsRequest) -> None:
         """Change them at every worker. Raises as ``_load_graph``."""
         self._check(await self._link.change("weights", request.SerializeToString()))
-
-    async def _weights_here(self, body: bytes) -> bytes:
-        await self._has_started.wait()
-        await super()._change_weights(graph_pb.SetWeightsRequest.FromString(body))
-        return b""
 
     async def _load_at_start(self) -> None:
         if self._state is None:
@@ -254,22 +252,13 @@ class WorkerCore(RouterCore):
                 f"worker {worker} of {self._link.place.num_workers} failed, send it again: {error.message}"
             )
 
-    async def _load_here(self, body: bytes) -> bytes:
-        await self._has_started.wait()
-        name, parameters = json.loads(body)
-        await super()._load_graph(name, parameters)
-        return b""
+    def _once_started(self, change: Callable[[bytes], Awaitable[None]]) -> Callable[[bytes], Awaitable[bytes]]:
+        async def handle(body: bytes) -> bytes:
+            await self._has_started.wait()
+            await change(body)
+            return b""
 
-    async def _unload_here(self, body: bytes) -> bytes:
-        await self._has_started.wait()
-        name, unload_dependents = json.loads(body)
-        await super()._unload_graph(name, unload_dependents=unload_dependents)
-        return b""
-
-    async def _refresh_here(self, body: bytes) -> bytes:
-        await self._has_started.wait()
-        await super().refresh(body.decode())
-        return b""
+        return handle
 
     def _snapshot(self, _: bytes) -> bytes:
         state = {
