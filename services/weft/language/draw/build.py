@@ -218,12 +218,10 @@ class _DiagramBuilder:
         lines = Caption("if it fails, what stands below").lines
         group = Group(self._id(), step.name, "fallback", lines, stroke=_stroke(step), items=[first])
         group.path = step.path
-        below: StepPlan | None = step.fallback
-        while below is not None:
+        for below in step.fallback.chain():
             box = self._plain(below, node, ())
             group.edges.append(Edge(group.items[-1].id, box.id, ["on error"], stroke=Stroke.DASHED))
             group.items.append(box)
-            below = below.fallback
         return group
 
     def _plain(self, step: StepPlan, node: NodePlan, notes: Iterable[str]) -> Item | Group:
