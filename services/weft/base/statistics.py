@@ -7,6 +7,7 @@ derived from these at scrape time, so a request pays for one set of counters onl
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 #: Larger priority numbers count as this level, which bounds the number of metric series.
 MAX_COUNTED_LEVEL = 32
@@ -96,6 +97,10 @@ class LatencyHistogram:
     def count(self) -> int:
         """Number of latencies."""
         return sum(self.counts)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Buckets as Prometheus has them: upper bound, and number of latencies up to it."""
+        return list(zip((*map(str, self.bounds_s), "+Inf"), map(float, accumulate(list(self.counts))), strict=True))
 
 
 @dataclass(slots=True)

@@ -11,7 +11,14 @@ import numpy as np
 from weft.base.cancellation import cancel_and_wait
 from weft.base.core import InferCall, InferResult, RequestedOutput
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError, WeftError
-from weft.base.signature import CONTINUED_LOGPROB, RESUME_INPUT, RESUME_LOGPROB, TOKENS_FLAG, TOKENS_OUTPUT
+from weft.base.signature import (
+    CONTINUED_LOGPROB,
+    RESUME_INPUT,
+    RESUME_LOGPROB,
+    TOKENS_FLAG,
+    TOKENS_OUTPUT,
+    parameter_text,
+)
 from weft.base.tensors import decode, encode
 from weft.router.targets.replicas import Replica
 from weft.v2.protocol.handover import DEFAULT_MIN_TOKENS, HANDOVER, LEASE, MIN_TOKENS, SOURCE, signed_source
@@ -36,9 +43,8 @@ def is_split(replica: Replica, call: InferCall) -> bool:
 def parameter_of(replica: Replica, name: str, version: str, parameter: str) -> str:
     """A parameter of a model's configuration at a replica; "": there is none."""
     for model in replica.versions_of(name, version):
-        parameters = {} if model.config is None else model.config.parameters
-        if parameter in parameters:
-            return parameters[parameter].string_value
+        if model.config is not None and (text := parameter_text(model.config, parameter)):
+            return text
     return ""
 
 
