@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.base.errors import WeftError
+from weft.base.errors import NotFoundError, WeftError
 from weft.base.statistics import (
     FINE_BUCKETS_S,
     LATENCY_BUCKETS_S,
@@ -39,8 +39,8 @@ def test_last_exemplar_of_a_bucket_stays():
 def test_failure_is_counted_once_with_its_reason():
     """A failure adds to the sum and to its reason."""
     statistics = ModelStatistics("m", "1")
-    statistics.record_failure("OTHER", 7)
-    statistics.record_failure("OTHER", 8)
+    statistics.record_failure(NotFoundError("no such model"), 7)
+    statistics.record_failure(NotFoundError("no such version"), 8)
     assert (DurationCount(2, 15), {"OTHER": 2}) == (statistics.fail, statistics.failures_by_reason)
 
 

@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
+from weft.base.cancellation import cancel_and_wait
 from weft.base.errors import UnavailableError
 from weft.base.observing.logs import get_logger
 from weft.base.text.argument_types import add
@@ -83,9 +84,7 @@ class ClientControl:
 
     async def close(self) -> None:
         """Cancel the changes in progress."""
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await cancel_and_wait([*self._running])
 
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._running.discard(task)
