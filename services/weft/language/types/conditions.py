@@ -27,6 +27,7 @@ MAX_LIST_ELEMENTS = 1024
 NUL_FAULT = "a string that conditions read has no NUL character, this one has"
 _MAX_INTEGER = 2**63 - 1
 _LENGTH_BYTES = 4
+_REDUCTIONS: Mapping[Use, Callable[..., Array]] = {Use.ARGMAX: np.argmax, Use.MAX: np.max, Use.MIN: np.min}
 
 #: Reads one value from a tensor; raises InvalidArgumentError where it has no such value.
 Read = Callable[[WireTensor], object]
@@ -182,16 +183,7 @@ def _reduced(use: Use, flat: Array, tensor: WireTensor) -> list[object]:
     """One number for each row of ``flat``, the decoded ``tensor``: integers unchanged, others as FP64."""
     if not flat.size or flat.dtype.kind not in "iufV":
         raise InvalidArgumentError(f"a reduction takes numbers, got {tensor.datatype} of shape {list(tensor.shape)}")
-    values: Array
-    match use:
-        case Use.ARGMAX:
-            values = flat.argmax(axis=1)
-        case Use.MEAN:
-            values = flat.mean(axis=1, dtype=float)
-        case Use.MAX:
-            values = flat.max(axis=1)
-        case _:
-            values = flat.min(axis=1)
+    values: Array = flat.mean(axis=1, dtype=float) if use is Use.MEAN else _REDUCTIONS[use](flat, axis=1)
     return _listed(values if values.dtype.kind in "iu" else values.astype(float))
 
 
