@@ -13,7 +13,7 @@ from weft.language.compiler.nodes import NodeBuilder, NodeKind
 from weft.language.compiler.scope import BuiltStep, ResponseCount, Scope, declared_types, declaring
 from weft.language.compiler.state import check_rows
 from weft.language.compiler.uses import declared_uses
-from weft.language.plan import Binding, NodePlan, StepPlan
+from weft.language.plan import Binding, NodePlan
 from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.signatures import TensorType, dims_fit, fits, merged, shape_text
 from weft.router.combine import CombinedDims, CombineMethod
@@ -100,13 +100,7 @@ class EnsembleKind(NodeKind):
     def build(
         self, builder: NodeBuilder, scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
-        built, types = _EnsembleBuilder(builder, scope).build()
-        if built is None:
-            return None, types
-        (steps, combines), message = built, scope.node.message.ensemble
-        plan = scope.node_plan(EnsemblePlan, steps, {name: combine.output for name, combine in combines.items()})
-        own = tuple(combines.values())
-        return replace(plan, combines=own, quorum=message.quorum, straggler_ms=message.straggler_ms), types
+        return _EnsembleBuilder(builder, scope).build()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,8 +126,6 @@ class _Combine:
 
 
 class _EnsembleBuilder:
-    """Compiles one use of an ensemble."""
-
     def __init__(self, builder: NodeBuilder, scope: Scope) -> None:
         self._builder = builder
         self._report = builder.report
@@ -142,11 +134,8 @@ class _EnsembleBuilder:
         self._names = scope.names.steps
         self._message = scope.node.message.ensemble
 
-    def build(self) -> tuple[tuple[list[StepPlan], dict[str, CombinePlan]] | None, dict[str, TensorType]]:
-        """Return steps and combines by output (None after a reported error), and types of the outputs.
-
-        A step whose tensors are not read is left out, unless a quorum counts it.
-        """
+    def build(self) -> tuple[NodePlan | None, dict[str, TensorType]]:
+        """Compile the ensemble; a step whose tensors are not read is left out, unless a quorum counts it."""
         builder, scope, node, names = self._builder, self._scope, self._node, self._names
         if is_race(node):
             check_rows(scope, builder.names, self._report, "the first answer of an ensemble cancels the other calls")
@@ -172,21 +161,23 @@ class _EnsembleBuilder:
             if combine in kept:
                 sources = tuple((live.index(i), slots[i, tensor]) for i, tensor in combine.sources)
                 output = sources[0][1] if combine.method.is_keyed else scope.new_slot(combine.output)
-                plan: CombinePlan | None = CombinePlan(
+                merge: CombinePlan | None = CombinePlan(
                     output, combine.method, sources, combine.message.weighted, combine.axis(known.dims)
                 )
-                if plan is not None and combine.method.calls_model:
-                    plan, known = self._custom(combine, plan, known)
-                if plan is not None:
-                    made[combine.output] = plan
+                if merge is not None and combine.method.calls_model:
+                    merge, known = self._custom(combine, merge, known)
+                if merge is not None:
+                    made[combine.output] = merge
             types[combine.output] = self._present(combine, known, built, len(live))
-        for name, plan in made.items():
-            scope.note(plan.output, name, types[name])
+        for name, merge in made.items():
+            scope.note(merge.output, name, types[name])
         self._check_streams()
         steps = [step_plan for i in live if (step_plan := built[i].plan)]
         if len(steps) != len(live) or len(made) != len(kept):
             return None, types
-        return (steps, made), types
+        plan = scope.node_plan(EnsemblePlan, steps, {name: combine.output for name, combine in made.items()})
+        quorum, straggler_ms = self._message.quorum, self._message.straggler_ms
+        return replace(plan, combines=tuple(made.values()), quorum=quorum, straggler_ms=straggler_ms), types
 
     def _combined_type(self, combine: _Combine, types: Sequence[TensorType]) -> TensorType:
         """Type of a combined tensor, or of what a model combines; reports what cannot be (G007, G008, G015).
