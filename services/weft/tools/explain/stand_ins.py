@@ -243,8 +243,9 @@ class _StandInNode(Node):
 
 
 async def _no_responses() -> AsyncGenerator[Run, None]:
-    for none in ():
-        yield none
+    no_runs: tuple[Run, ...] = ()
+    for run in no_runs:
+        yield run
 
 
 class _OpenCondition:
