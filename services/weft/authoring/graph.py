@@ -31,8 +31,6 @@ class Graph:
     """A graph, as ``@weft.graph`` makes it. Called while another graph is traced, it is a step of that.
 
     Attributes:
-        name, version: As served.
-        message: The ``pb.Graph``.
         source_lines: Path of a field of the message, or of a message around it -> the line of Python that wrote it.
         diagnostics: What the compiler says of it; errors raise when it is made, so these are warnings.
         catalog: The models that its function used; None if it used none by a signature.

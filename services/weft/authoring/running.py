@@ -123,7 +123,6 @@ class LoadedGraph:
     """A graph with its models, loaded for a ``with`` block, on a thread of its own, or for an ``async with`` block.
 
     Args:
-        graph: A ``weft.Graph``.
         models: By name, ``weft.fake(...)`` or models made in Python; the others that the graph reaches are those of its
             repository.
 

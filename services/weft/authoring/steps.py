@@ -28,7 +28,6 @@ class Target:
         inputs, outputs: Types by name, None for a type that is not known; None: nothing is known of them.
         catalog: Has the model's signatures.
         graphs: Has the graph's file.
-        scope: The node.
         owner: The graph or model in Python.
     """
 

@@ -26,7 +26,6 @@ class CachedResponse(NamedTuple):
 
     Attributes:
         outputs: Tensors in an order that the key implies; None is absent.
-        parameters: Response parameters.
         version: Version of the model; "" if there is more than one.
     """
 
@@ -270,12 +269,7 @@ class SingleFlight(Generic[_Value]):
 
 
 class CoalescingCache:
-    """Cache of a step, of a whole graph, or of the models of a service.
-
-    Args:
-        max_bytes, ttl_ms, stale_ms: Limits, see ``ResponseCache``.
-        clock_ns: Clock of time to live and deadlines.
-    """
+    """Cache of a step, of a whole graph, or of the models of a service."""
 
     def __init__(self, max_bytes: int, ttl_ms: int, clock_ns: Callable[[], int], stale_ms: int = 0) -> None:
         self.cache = ResponseCache(max_bytes, ttl_ms, clock_ns, stale_ms)
@@ -295,7 +289,6 @@ class CoalescingCache:
             key: Result of ``cache_key``.
             make: Computes the response, within the caller's deadline; cached unless it raises. It may run on behalf of
                 several requests, so it must not modify one of them.
-            deadline_ns: Deadline of the caller.
 
         Raises:
             Exception: Raised by ``make``, for this or for an equal request.

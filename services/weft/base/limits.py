@@ -222,23 +222,18 @@ def check_call(call: InferCall) -> None:
         InvalidArgumentError: A limit is exceeded; the message has both numbers. Or a name has unprintable characters,
             or an output is requested twice.
     """
-    if len(call.model_name) > MAX_NAME_CHARS or not call.model_name.isprintable():
-        raise _name_error("the model's name", call.model_name)
-    if len(call.model_version) > MAX_NAME_CHARS:
-        check_count("the model's version", len(call.model_version), MAX_NAME_CHARS, "characters")
-    if len(call.request_id) > MAX_NAME_CHARS:
-        check_count("the request id", len(call.request_id), MAX_NAME_CHARS, "characters")
+    check_name("the model's name", call.model_name)
+    check_count("the model's version", len(call.model_version), MAX_NAME_CHARS, "characters")
+    check_count("the request id", len(call.request_id), MAX_NAME_CHARS, "characters")
     for name, (datatype, shape, _) in call.inputs.items():
-        if len(name) > MAX_NAME_CHARS or not name.isprintable():
-            raise _name_error("the name of an input", name)
+        check_name("the name of an input", name)
         if len(shape) > MAX_DIMS:
             check_count(f"the shape of input '{name}'", len(shape), MAX_DIMS, "dimensions")
         if datatype == "BYTES":
             check_count(f"input '{name}'", num_elements(shape), MAX_STRINGS, "strings")
-    for output in call.outputs:
-        if len(output.name) > MAX_NAME_CHARS or not output.name.isprintable():
-            raise _name_error("the name of a requested output", output.name)
     names = [output.name for output in call.outputs]
+    for name in names:
+        check_name("the name of a requested output", name)
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise InvalidArgumentError(f"output '{twice}' already exists in request; ask for it once")
@@ -248,8 +243,7 @@ def check_parameters(what: str, parameters: Parameters) -> None:
     """Check names and sizes of parameters. Raises like ``check_call``."""
     num_chars = 0
     for key, value in parameters.items():
-        if len(key) > MAX_NAME_CHARS or not key.isprintable():
-            raise _name_error(f"the name of a parameter of {what}", key)
+        check_name(f"the name of a parameter of {what}", key)
         num_chars += len(key)
         if isinstance(value, str):
             num_chars += len(value)
@@ -258,12 +252,6 @@ def check_parameters(what: str, parameters: Parameters) -> None:
 
 def check_name(what: str, name: str) -> None:
     """Check that a name is short and can be shown. Raises InvalidArgumentError."""
-    if len(name) > MAX_NAME_CHARS or not name.isprintable():
-        raise _name_error(what, name)
-
-
-def _name_error(what: str, name: str) -> InvalidArgumentError:
-    """Error message for a name that is too long or not printable."""
-    if len(name) > MAX_NAME_CHARS:
-        return InvalidArgumentError(f"{what} has {len(name)} characters; at most {MAX_NAME_CHARS} are allowed")
-    return InvalidArgumentError(f"{what} has characters that cannot be shown: {name[:80]!a}; leave them out")
+    check_count(what, len(name), MAX_NAME_CHARS, "characters")
+    if not name.isprintable():
+        raise InvalidArgumentError(f"{what} has characters that cannot be shown: {name[:80]!a}; leave them out")

@@ -44,6 +44,11 @@ _DATATYPE_BY_ENUM: dict[int, str] = {
 }
 
 
+def parameter_text(config: model_config_pb2.ModelConfig, name: str) -> str:
+    """Text of a model's parameter, "" if missing, which protobuf would add if it were read."""
+    return config.parameters[name].string_value if name in config.parameters else ""
+
+
 def answering_part(config: model_config_pb2.ModelConfig) -> bytes:
     """The part of a configuration that affects answers, as bytes for comparison."""
     part = model_config_pb2.ModelConfig()
@@ -146,9 +151,7 @@ class ModelSignature:
             inputs=tuple(_spec(i, i.optional, allow_ragged_batch=i.allow_ragged_batch) for i in config.input),
             outputs=tuple(_spec(o, o.name in optional, labels=labels.get(o.name, ())) for o in config.output),
             is_decoupled=is_decoupled,
-            can_collect=is_decoupled
-            and COLLECTS_PARAMETER in config.parameters
-            and config.parameters[COLLECTS_PARAMETER].string_value == "true",
+            can_collect=is_decoupled and parameter_text(config, COLLECTS_PARAMETER) == "true",
             can_repeat=_can_repeat(config),
             migration_limit=_migration_limit(config),
             allows_empty_batch=allows_empty_batch(config.parameters),
@@ -168,9 +171,7 @@ class ModelSignature:
 
 def optional_outputs(config: model_config_pb2.ModelConfig) -> tuple[str, ...]:
     """Names of the outputs that answers may lack, from the parameter ``OPTIONAL_OUTPUTS_PARAMETER``."""
-    if OPTIONAL_OUTPUTS_PARAMETER not in config.parameters:
-        return ()
-    names = config.parameters[OPTIONAL_OUTPUTS_PARAMETER].string_value.split(",")
+    names = parameter_text(config, OPTIONAL_OUTPUTS_PARAMETER).split(",")
     return tuple(name for one in names if (name := one.strip()))
 
 
@@ -180,14 +181,14 @@ def allows_empty_batch(parameters: Mapping[str, model_config_pb2.ModelParameter]
 
 
 def _can_repeat(config: model_config_pb2.ModelConfig) -> bool:
-    return RETRY_PARAMETER in config.parameters and config.parameters[RETRY_PARAMETER].string_value == "once"
+    return parameter_text(config, RETRY_PARAMETER) == "once"
 
 
 def _migration_limit(config: model_config_pb2.ModelConfig) -> int:
     if not any(tensor.name == RESUME_INPUT for tensor in config.input):
         return 0
     if MIGRATION_PARAMETER in config.parameters:
-        text = config.parameters[MIGRATION_PARAMETER].string_value
+        text = parameter_text(config, MIGRATION_PARAMETER)
         return int(text) if text.isdecimal() else 0
     return DEFAULT_MIGRATION_LIMIT * _can_repeat(config)
 

@@ -4,9 +4,13 @@ Only the event loop of the service writes; readers need no lock. Durations are n
 derived from these at scrape time, so a request pays for one set of counters only.
 """
 
+import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+
+from weft.base.errors import WeftError
 
 #: Larger priority numbers count as this level, which bounds the number of metric series.
 MAX_COUNTED_LEVEL = 32
@@ -97,14 +101,9 @@ class LatencyHistogram:
         """Number of latencies."""
         return sum(self.counts)
 
-    def quantile(self, share: float) -> float:
-        """The bound that ``share`` of the latencies do not exceed, in seconds; 0 if there are none."""
-        rank = share * self.count
-        for index, count in enumerate(self.counts):
-            rank -= count
-            if count and rank <= 0:
-                return self.bounds_s[min(index, len(self.bounds_s) - 1)]
-        return 0.0
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Buckets as Prometheus has them: upper bound, and number of latencies up to it."""
+        return list(zip((*map(str, self.bounds_s), "+Inf"), map(float, accumulate(list(self.counts))), strict=True))
 
 
 @dataclass(slots=True)
@@ -190,8 +189,10 @@ class ModelStatistics:
         """Requests in the queue now; thread-safe."""
         return sum(self.count_pending_by_level().values())
 
-    def record_failure(self, reason: str, duration_ns: int) -> None:
-        """Count one failed request that took ``duration_ns``."""
+    def record_failure(self, error: BaseException, duration_ns: int) -> None:
+        """Count one failed request that took ``duration_ns``; an error that is none of Weft's is the server's fault."""
+        code = error.code if isinstance(error, WeftError) else "INTERNAL"
+        reason = failure_reason("CANCELLED" if isinstance(error, asyncio.CancelledError | GeneratorExit) else code)
         self.fail.add(duration_ns)
         self.failures_by_reason[reason] = self.failures_by_reason.get(reason, 0) + 1
 

@@ -12,8 +12,6 @@ def validate(call: InferCall, signature: ModelSignature, *, can_split: bool = Fa
     """Validate a call and return its batch size in rows; 1 for a model without batch dimension.
 
     Args:
-        call: The call.
-        signature: Signature of the model.
         can_split: More rows than ``max_batch_size`` are allowed.
 
     Raises:

@@ -14,11 +14,9 @@ from weft.language.plan import CallPlan, Condition, Flow, NodePlan, StepPlan, Te
 def given(step: StepPlan) -> tuple[TensorUse, ...]:
     """Inputs of a step and its fallbacks; each slot once."""
     found: dict[int, TensorUse] = {}
-    one: StepPlan | None = step
-    while one is not None:
+    for one in step.chain():
         for name, slot in one.inputs:
             found.setdefault(slot, TensorUse(slot, taken_as=name))
-        one = one.fallback
     return tuple(found.values())
 
 

@@ -6,7 +6,7 @@ nested graph, inlined at compile time) runs in a frame of its own, filled throug
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -215,12 +215,16 @@ class StepPlan:
     is_awaited: bool = False
     constants: tuple[ConstantPlan, ...] = ()
 
+    def chain(self) -> Iterator["StepPlan"]:
+        """The step, its fallback, the fallback of that, and so on."""
+        yield self
+        if self.fallback is not None:
+            yield from self.fallback.chain()
+
     @property
     def streams(self) -> bool:
         """Whether it, or its fallback, may give any number of responses."""
-        if self.shadow is not None:
-            return False
-        return self.action.streams or (self.fallback is not None and self.fallback.streams)
+        return self.shadow is None and any(step.action.streams for step in self.chain())
 
 
 #: In the slot of ``steps.<name>.ok`` of a step that gave an answer.
@@ -419,12 +423,20 @@ class NodePlan(ABC):
         """Describe the node in words and edges."""
 
 
+def steps_of(node: NodePlan) -> Iterator[tuple[NodePlan, StepPlan]]:
+    """Every step under a node with its own node, including nested nodes, fallbacks, custom steps and shadows."""
+    for step in (*node.steps, *node.customs, *node.shadows):
+        for one in step.chain():
+            yield node, one
+            if isinstance(one.action, NodePlan):
+                yield from steps_of(one.action)
+
+
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
     """A compiled graph.
 
     Attributes:
-        cache: Cache of whole answers, if any.
         dependencies: (target, model) pairs that the graph needs.
     """
 

@@ -11,12 +11,12 @@ AnyPlan = TypeVar("AnyPlan", bound=NodePlan)
 
 def slots_read(plan: StepPlan) -> list[int]:
     """Slots that a step reads: its inputs, and those of its conditions, policies and fallbacks."""
-    slots = [binding.slot for binding in plan.inputs]
-    for condition in (plan.when, plan.accept, *(policy.condition for policy in plan.policies)):
-        if condition is not None:
-            slots += [binding.slot for binding in condition.tensors]
-    if plan.fallback is not None:
-        slots += slots_read(plan.fallback)
+    slots = []
+    for step in plan.chain():
+        slots += [binding.slot for binding in step.inputs]
+        for condition in (step.when, step.accept, *(policy.condition for policy in step.policies)):
+            if condition is not None:
+                slots += [binding.slot for binding in condition.tensors]
     return list(dict.fromkeys(slots))
 
 

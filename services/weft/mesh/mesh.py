@@ -42,7 +42,6 @@ class MeshOptions(Supervision):
         router_port, metrics_port: The router's; 0 is any free port, also for the metrics of the other services.
         http_port: Of the gateway, which also listens on ``host``; None: no gateway.
         ui_port: Of the page, on 127.0.0.1; None: no page.
-        router_arguments: More arguments of the router.
         service_arguments: More arguments of other services, by name; those that the mesh sets win.
         in_process: Services that run in the router's process.
         replicas: Number of processes of a service; 1 if not listed.

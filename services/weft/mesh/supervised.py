@@ -65,7 +65,6 @@ class SupervisedService:
         command: Program and arguments, also of each restart, so it names fixed ports.
         log: Receives (service name, process id, line) for each line that it logs.
         can_hand_over: Whether two processes of it may run at once; if not, a replacement has a gap.
-        policy: Decides about restarts.
         speaks_grpc: Whether it answers health checks. If not, it is ready when it announces its address, and must end
             by itself when it hangs.
         own_address: Where the mesh itself calls it; "": at the address that it announces.

@@ -13,10 +13,9 @@ from weft.base.repository.layout import CONFIG_FILENAME, folders_of_models, is_m
 from weft.base.text.pbtxt import parse, suggestion
 from weft.base.text.pbtxt_writer import text_of
 from weft.language import GraphPlan
-from weft.language.plan import CallPlan
+from weft.language.plan import CallPlan, steps_of
 from weft.optimize.methods.method import SourceModel
 from weft.router.repository.files import GraphRepository
-from weft.router.repository.serving import steps_of
 from weft.serving.lifecycle.repository import ModelRepository, check_name
 from weft.tools.offline import BACKENDS, GRAPH_FOLDER, define_offline, load_plan, stage
 from weft_protos.model_config_pb2 import ModelConfig

@@ -2,10 +2,11 @@
 
 import argparse
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 
-from weft.base.repository.control import add_control_arguments, control_arguments, control_fault
-from weft.base.text.argument_types import is_metadata_name, positive
+from weft.base.repository.control import add_control_arguments, control_fault
+from weft.base.text.argument_types import add, argument, given_arguments, is_metadata_name, positive
 from weft.router import DEFAULT_RETRY_PERCENT
 from weft.router.rollouts.place import LEASE
 from weft.router.targets.specification import BalancingPolicy, parse_policy, policy_names
@@ -16,99 +17,77 @@ GROUP = (
     "poll and explicit are for models too, all of which are loaded first, but of a repository of Triton Inference "
     "Server those that --load-model names; the rest is for graphs alone",
 )
+#: As attributes, those that another process is given as they are.
+_GIVEN = (
+    *("model_control_mode", "repository_poll_secs", "load_model"),
+    *("max_inflight", "adaptive_inflight", "max_inflight_per_client", "client_key_header", "default_priority"),
+    *("retry_budget_percent", "state_dir", "rollouts", "allow_route_header", "record_dir"),
+    *("record_max_mib", "record_max_s"),
+)
 
 
 def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
     """Add arguments for loading graphs and for admission."""
     add_control_arguments(parser, "graph")
-    parser.add_argument(
-        "--max-inflight",
-        type=int,
-        default=2048,
-        metavar="N",
-        help="requests in the router at once; the next is refused; 0: no limit (default %(default)s)",
-    )
-    parser.add_argument(
+    option = partial(add, parser)
+    text = "requests in the router at once; the next is refused; 0: no limit (default %(default)s)"
+    option("--max-inflight N", text, int, 2048)
+    option(
         "--adaptive-inflight",
-        action="store_true",
-        help="limit each graph, and each model called by its name, to what the servers behind can work on at once, as "
-        "its latency shows",
+        "limit each graph, and each model called by its name, to what the servers behind can work on at once, as its "
+        "latency shows",
     )
-    parser.add_argument(
-        "--max-inflight-per-client",
-        type=int,
-        default=0,
-        metavar="N",
-        help="requests of one client at once; 0: no limit but its share (default %(default)s)",
-    )
-    parser.add_argument(
-        "--client-key-header",
+    text = "requests of one client at once; 0: no limit but its share (default %(default)s)"
+    option("--max-inflight-per-client N", text, int, 0)
+    option(
+        "--client-key-header NAME",
+        "metadata that tells clients apart which are not authenticated, for example x-client-id (default: they are one "
+        "client)",
         default="",
-        metavar="NAME",
-        help="metadata that tells clients apart which are not authenticated, for example x-client-id (default: they "
-        "are one client)",
     )
-    parser.add_argument(
-        "--default-priority",
-        type=int,
-        default=2,
-        metavar="N",
-        help="of requests without the parameter 'priority'; 1 is the highest (default %(default)s)",
-    )
-    parser.add_argument(
-        "--retry-budget-percent",
-        type=float,
-        default=DEFAULT_RETRY_PERCENT,
-        metavar="P",
-        help="of a hundred calls of a target so many may be repeated in the long run, and 100 at once: retries, hedges "
-        "and calls that a replica had not begun; 'budget_percent' of a graph's 'retry' goes before it for the graph's "
+    text = "of requests without the parameter 'priority'; 1 is the highest (default %(default)s)"
+    option("--default-priority N", text, int, 2)
+    option(
+        "--retry-budget-percent P",
+        "of a hundred calls of a target so many may be repeated in the long run, and 100 at once: retries, hedges and "
+        "calls that a replica had not begun; 'budget_percent' of a graph's 'retry' goes before it for the graph's "
         "calls (default %(default)g)",
+        float,
+        DEFAULT_RETRY_PERCENT,
     )
-    parser.add_argument(
-        "--target-policy",
-        action="append",
-        default=[],
-        type=_target_policy,
-        metavar="NAME=POLICY",
-        help=f"how a target's calls are spread over its replicas: {policy_names()} (default "
-        f"{BalancingPolicy().name}); may be repeated",
+    option(
+        "--target-policy NAME=POLICY ...",
+        f"how a target's calls are spread over its replicas: {policy_names()} (default {BalancingPolicy().name}); may "
+        "be repeated",
+        argument(_target_policy),
     )
-    parser.add_argument(
-        "--mesh-key-file",
-        type=Path,
-        metavar="FILE",
-        help="secret that all services of the mesh share, in the first line of this file: without it no request of a "
+    option(
+        "--mesh-key-file FILE",
+        "secret that all services of the mesh share, in the first line of this file: without it no request of a "
         "language model is split into prefill and decode",
+        Path,
     )
-    parser.add_argument(
-        "--state-dir",
-        type=Path,
-        metavar="DIR",
-        help="where bandits keep what they have learned, of this router alone, made if it is not there (default: "
-        "nowhere; they forget at a stop)",
+    option(
+        "--state-dir DIR",
+        "where bandits keep what they have learned, of this router alone, made if it is not there (default: nowhere; "
+        "they forget at a stop)",
+        Path,
     )
-    parser.add_argument(
-        "--rollouts",
+    option(
+        "--rollouts WHERE",
+        "what all routers of the same graphs share of rollouts: a folder, lease:NAMESPACE/NAME of Kubernetes, or off "
+        "(default: .weft/rollouts in the repository if it can be written, else in --state-dir)",
         default="",
-        metavar="WHERE",
-        help="what all routers of the same graphs share of rollouts: a folder, lease:NAMESPACE/NAME of Kubernetes, or "
-        "off (default: .weft/rollouts in the repository if it can be written, else in --state-dir)",
     )
-    parser.add_argument(
-        "--allow-route-header",
-        action="store_true",
-        help="let clients choose the steps of splitters with the header x-graph-route",
-    )
-    parser.add_argument(
-        "--record-dir",
-        type=Path,
-        metavar="DIR",
-        help="where weft record keeps requests and answers, made if it is not there (default: nowhere; recording is "
+    option("--allow-route-header", "let clients choose the steps of splitters with the header x-graph-route")
+    option(
+        "--record-dir DIR",
+        "where weft record keeps requests and answers, made if it is not there (default: nowhere; recording is "
         "refused)",
+        Path,
     )
     for name, default in (("mib", 1024), ("s", 3600)):
-        text = f"of one recording, at most (default {default})"
-        parser.add_argument(f"--record-max-{name}", type=positive, default=default, metavar="N", help=text)
+        option(f"--record-max-{name} N", f"of one recording, at most (default {default})", positive, default)
 
 
 def usage_fault(options: argparse.Namespace) -> str:
@@ -138,32 +117,12 @@ def usage_fault(options: argparse.Namespace) -> str:
 def given(options: argparse.Namespace, *, unless: Collection[str] = ()) -> Iterator[str]:
     """Yield the arguments again, for the command line of another process, without loading ``unless`` it is "*"."""
     models = {f"--load-model={name}" for name in unless if name != "*"}
-    yield from (argument for argument in control_arguments(options) if argument not in models)
-    yield f"--max-inflight={options.max_inflight}"
-    if options.adaptive_inflight:
-        yield "--adaptive-inflight"
-    yield f"--max-inflight-per-client={options.max_inflight_per_client}"
-    yield f"--client-key-header={options.client_key_header}"
-    yield f"--default-priority={options.default_priority}"
-    yield f"--retry-budget-percent={options.retry_budget_percent:g}"
+    yield from (one for one in given_arguments(options, _GIVEN) if one not in models)
     yield from (f"--target-policy={name}={policy.text}" for name, policy in options.target_policy)
-    if options.state_dir is not None:
-        yield f"--state-dir={options.state_dir}"
-    if options.rollouts:
-        yield f"--rollouts={options.rollouts}"
-    if options.allow_route_header:
-        yield "--allow-route-header"
-    if options.record_dir is not None:
-        yield f"--record-dir={options.record_dir}"
-    yield f"--record-max-mib={options.record_max_mib:g}"
-    yield f"--record-max-s={options.record_max_s:g}"
 
 
 def _target_policy(text: str) -> tuple[str, BalancingPolicy]:
     name, separator, policy = text.partition("=")
-    try:
-        if not (name and separator):
-            raise ValueError(f"'{text}' must be NAME=POLICY, for example model=round_robin")
-        return name, parse_policy(policy)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    if not (name and separator):
+        raise ValueError(f"'{text}' must be NAME=POLICY, for example model=round_robin")
+    return name, parse_policy(policy)

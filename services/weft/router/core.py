@@ -19,7 +19,6 @@ from weft.router.bandits.exchange import BanditFile
 from weft.router.feedback import GraphServicer, Siblings
 from weft.router.metrics import (
     AdmissionCollector,
-    ReplicaCollector,
     RolloutCollector,
     RouterCollector,
     StepCollector,
@@ -176,7 +175,6 @@ class RouterCore:
             StepCollector(lambda: (*self._graphs.step_counters(), *self._runtime.step_counters.kept)),
             AdmissionCollector(self._admission),
             TargetCollector(self._catalog),
-            ReplicaCollector(self._catalog.replicated, self._catalog.budgets, self._catalog.servers),
             ModelMetricsCollector(self._metrics_from),
         )
         return Extension(

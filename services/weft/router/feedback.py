@@ -64,7 +64,6 @@ class GraphServicer:
     """Serves ``weft.graph.GraphService``.
 
     Args:
-        observer: Answers ``Observe``.
         siblings: Forwards feedback to the worker that got the request, or the latest with its id; None: there are none.
     """
 

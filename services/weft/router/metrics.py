@@ -1,6 +1,6 @@
 """Prometheus metrics of the router, its graphs and models, read at scrape time on the metrics server's thread."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -15,13 +15,13 @@ from weft.router.repository.table import GraphTable
 from weft.router.rollouts.machine import ABORTED, PAUSED, PROMOTED, ROLLED_BACK, RUNNING, share_now
 from weft.router.rollouts.owner import RolloutMember
 from weft.router.steps.step import FALLBACK_COUNTERS, SHADOW_COUNTERS
-from weft.router.target import RetryBudget
-from weft.router.targets.catalog import ObservedTarget, TargetCatalog
+from weft.router.targets.catalog import TargetCatalog
 from weft.router.targets.replicas import Health
 from weft.router.targets.replicated import ReplicatedTarget
 from weft.v2.server.metrics import cumulative_buckets
 
-_ENDPOINT = ("target", "endpoint")
+_TARGET = ("target",)
+_ENDPOINT = (*_TARGET, "endpoint")
 _STATES = (*(health.value for health in Health), "ejected", "leaving")
 PHASES = (RUNNING, PAUSED, PROMOTED, ROLLED_BACK, ABORTED)
 _GRAPH = ("graph", "version")
@@ -33,6 +33,16 @@ _COUNTERS = (
     *FALLBACK_COUNTERS,
     *(counter for policy in POLICIES.values() for counter in policy.counters),
     *SHADOW_COUNTERS,
+)
+#: (name, help, value) of what targets with replicas count, besides ``prefixes``.
+_CALLS: tuple[tuple[str, str, Callable[[ReplicatedTarget], int]], ...] = (
+    ("moved_calls", "Calls that a replica had not begun and that another one was given", lambda one: one.num_moved),
+    ("repeated_calls", "Calls that were made again because their replica was lost", lambda one: one.num_repeated),
+    (
+        "migrated_streams",
+        "Times that a stream of a language model went on at another replica",
+        lambda one: one.num_migrated,
+    ),
 )
 
 
@@ -106,49 +116,56 @@ class RolloutCollector(Collector):
 
 
 class TargetCollector(Collector):
-    """Availability of each target; every series exists from the start, so that ``rate()`` sees the first event."""
+    """Families ``weft_target_*``, and ``weft_endpoint_*`` of the current replicas.
+
+    Every series of a target exists from the start, so that ``rate()`` sees the first event. Of a target that is one
+    server only the state is known.
+    """
 
     def __init__(self, catalog: TargetCatalog) -> None:
         self._catalog = catalog
 
     def collect(self) -> Iterator[Metric]:
         """Every family."""
+        catalog = self._catalog
         serving = GaugeMetricFamily(
             "weft_target_serving_replicas",
             "Replicas that take calls; of a target that is one server 1 while it answers",
-            labels=("target",),
+            labels=_TARGET,
         )
         unavailable = CounterMetricFamily(
             "weft_target_unavailable",
             "Requests that the target was not there for: calls that ended UNAVAILABLE, and, while it does not answer, "
             "requests for graphs and models that are not known",
-            labels=("target",),
+            labels=_TARGET,
         )
-        for name, target in self._catalog.targets.items():
+        refused = CounterMetricFamily(
+            "weft_target_retries_refused",
+            "Retries, hedges and calls of lost replicas, or that a replica had not begun, beyond the target's budget",
+            labels=_TARGET,
+        )
+        for name, target in catalog.targets.items():
             serving.add_metric((name,), target.num_serving)
             unavailable.add_metric((name,), target.num_unavailable)
-        yield from (serving, unavailable)
+            refused.add_metric((name,), target.budget.num_refused)
+        yield from (serving, unavailable, refused)
+        for family, text, count in _CALLS:
+            calls = CounterMetricFamily(f"weft_target_{family}", text, labels=_TARGET)
+            for one in catalog.replicated:
+                calls.add_metric((one.name,), count(one))
+            yield calls
+        prefixes = CounterMetricFamily(
+            "weft_target_prefix_picks",
+            "Prompts that went to a replica with most of their prefix, elsewhere because of load, or were new",
+            labels=(*_TARGET, "outcome"),
+        )
+        for one in catalog.replicated:
+            for outcome, number in list(one.prefixes.outcomes.items()) if one.prefixes is not None else ():
+                prefixes.add_metric((one.name, outcome), number)
+        yield prefixes
+        yield from self._endpoints()
 
-
-class ReplicaCollector(Collector):
-    """Families ``weft_endpoint_*`` of the current replicas, and ``weft_target_*``.
-
-    Args:
-        servers: Targets that are one server each, of which only the state is known.
-    """
-
-    def __init__(
-        self,
-        targets: Sequence[ReplicatedTarget],
-        budgets: Mapping[str, RetryBudget],
-        servers: Sequence[ObservedTarget] = (),
-    ) -> None:
-        self._targets = targets
-        self._servers = servers
-        self._budgets = budgets
-
-    def collect(self) -> Iterator[Metric]:
-        """Every family."""
+    def _endpoints(self) -> Iterator[Metric]:
         inflight = GaugeMetricFamily("weft_endpoint_inflight", "Calls that wait for an answer", labels=_ENDPOINT)
         state = GaugeMetricFamily(
             "weft_endpoint_state", "1 for the state that the replica is in, 0 for others", labels=(*_ENDPOINT, "state")
@@ -160,37 +177,7 @@ class ReplicaCollector(Collector):
         requests = CounterMetricFamily(
             "weft_endpoint_requests", "Calls that are over by gRPC status", labels=(*_ENDPOINT, "status")
         )
-        moved = CounterMetricFamily(
-            "weft_target_moved_calls",
-            "Calls that a replica had not begun and that another one was given",
-            labels=("target",),
-        )
-        repeated = CounterMetricFamily(
-            "weft_target_repeated_calls",
-            "Calls that were made again because their replica was lost",
-            labels=("target",),
-        )
-        migrated = CounterMetricFamily(
-            "weft_target_migrated_streams",
-            "Times that a stream of a language model went on at another replica",
-            labels=("target",),
-        )
-        refused = CounterMetricFamily(
-            "weft_target_retries_refused",
-            "Retries, hedges and calls of lost replicas, or that a replica had not begun, beyond the target's budget",
-            labels=("target",),
-        )
-        prefixes = CounterMetricFamily(
-            "weft_target_prefix_picks",
-            "Prompts that went to a replica with most of their prefix, elsewhere because of load, or were new",
-            labels=("target", "outcome"),
-        )
-        for target in self._targets:
-            for outcome, count in list(target.prefixes.outcomes.items()) if target.prefixes is not None else ():
-                prefixes.add_metric((target.name, outcome), count)
-            moved.add_metric((target.name,), target.num_moved)
-            repeated.add_metric((target.name,), target.num_repeated)
-            migrated.add_metric((target.name,), target.num_migrated)
+        for target in self._catalog.replicated:
             for replica in target.replicas:
                 labels = (target.name, replica.address)
                 inflight.add_metric(labels, replica.num_inflight)
@@ -202,12 +189,10 @@ class ReplicaCollector(Collector):
                 ejections.add_metric(labels, replica.record.num_ejected)
                 for status, count in list(replica.num_by_status.items()):
                     requests.add_metric((*labels, status), count)
-        for server in self._servers:
+        for server in self._catalog.servers:
             for name, is_so in (("serving", server.is_reachable), ("unreachable", not server.is_reachable)):
                 state.add_metric((server.name, server.address, name), is_so)
-        for name, budget in self._budgets.items():
-            refused.add_metric((name,), budget.num_refused)
-        yield from (inflight, state, picks, ejections, requests, moved, repeated, migrated, refused, prefixes)
+        yield from (inflight, state, picks, ejections, requests)
 
 
 class StepCollector(Collector):

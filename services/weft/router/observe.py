@@ -13,10 +13,10 @@ from weft.base.observing import telemetry
 from weft.base.security.access import CALLER, allows
 from weft.language.draw.build import Item, build_diagram
 from weft.language.draw.formats import render_svg
-from weft.language.plan import CallPlan, GraphPlan
+from weft.language.plan import CallPlan, GraphPlan, steps_of
 from weft.router.admission.controller import AdmissionController
 from weft.router.reporting.path import NodeRecord, steps_in, trace_text
-from weft.router.repository.serving import ServingGraph, steps_of
+from weft.router.repository.serving import ServingGraph
 from weft.router.repository.table import GraphTable
 from weft.router.runtime import Runtime
 from weft.router.steps.run import Run

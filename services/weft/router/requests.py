@@ -9,7 +9,7 @@ from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.security.access import KEY_HEADERS
 from weft.base.tensors import WireTensor
 from weft.base.text.pbtxt import suggestion
-from weft.language.plan import CallPlan, GraphPlan, NodePlan, Reshaping, StepPlan
+from weft.language.plan import CallPlan, GraphPlan, NodePlan, Reshaping, StepPlan, steps_of
 from weft.language.pruning import live_steps
 from weft.router.policies.cache import CachePlan
 from weft.router.reporting.path import UsualPath
@@ -217,7 +217,7 @@ class Routes:
 
     def __init__(self, root: NodePlan) -> None:
         self._steps: dict[str, list[str]] = {}
-        for node in _pinnable(root):
+        for node in {node.path: node for node, _ in steps_of(root) if node.can_be_pinned}.values():
             known = self._steps.setdefault(node.name, [])
             known += [step.name for step in node.steps if step.name not in known]
 
@@ -249,20 +249,6 @@ class Routes:
                 raise InvalidArgumentError(f"header '{ROUTE_HEADER}' names splitter '{node}' twice; give it one step")
             pins[node] = step
         return pins
-
-
-def _pinnable(node: NodePlan) -> Iterator[NodePlan]:
-    if node.can_be_pinned:
-        yield node
-    for step in (*node.steps, *node.shadows):
-        yield from _inside(step)
-
-
-def _inside(step: StepPlan) -> Iterator[NodePlan]:
-    if isinstance(step.action, NodePlan):
-        yield from _pinnable(step.action)
-    if step.fallback is not None:
-        yield from _inside(step.fallback)
 
 
 class GraphAnswers:

@@ -5,7 +5,6 @@ configuration, except for the number of rows. Servers that offer only metadata d
 their answers are passed on unchecked.
 """
 
-import asyncio
 import contextlib
 import dataclasses
 import time
@@ -24,12 +23,10 @@ from weft.base.errors import (
     InvalidArgumentError,
     UnavailableError,
     UnsupportedError,
-    WeftError,
 )
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
-from weft.base.statistics import failure_reason
 from weft.base.validation import scheduling_parameters, validate
 from weft.router.admission.concurrency_limit import ConcurrencyLimit
 from weft.router.admission.controller import AdmissionController
@@ -86,15 +83,8 @@ class GraphInference:
         graph, call, execution, executor = self._graph, self._call, self._execution, self._serving.executor
         result = self._result or executor.result(execution, call)
         executor.end(execution, self._context)
-        count_answer(
-            graph.statistics,
-            self._context,
-            num_rows=call.num_rows,
-            arrival_ns=self._context.arrival_ns,
-            start_ns=execution.start_ns,
-            end_ns=time.monotonic_ns(),
-            is_cached=execution.is_cached,
-        )
+        times = self._context.arrival_ns, execution.start_ns
+        count_answer(graph.statistics, call, self._context, *times, is_cached=execution.is_cached)
         if self._serving.plan.cache is not None and not execution.is_cached:
             graph.statistics.cache_miss.add(0)
         return result
@@ -129,12 +119,7 @@ def serving_of(graph: GraphVersion) -> ServingGraph:
 
 def count_failure(graph: GraphVersion, error: BaseException, context: CallContext) -> None:
     """Count a failed request of a graph."""
-    reason = "BACKEND"
-    if isinstance(error, WeftError):
-        reason = failure_reason(error.code)
-    elif isinstance(error, asyncio.CancelledError | GeneratorExit):
-        reason = "CANCELED"
-    graph.statistics.record_failure(reason, time.monotonic_ns() - context.arrival_ns)
+    graph.statistics.record_failure(error, time.monotonic_ns() - context.arrival_ns)
 
 
 def _validate(serving: ServingGraph, call: InferCall) -> None:
@@ -219,18 +204,10 @@ class ServedGraph:
             async with contextlib.aclosing(serving.executor.stream(call, context)) as results:
                 async for result in results:
                     yield await classified(result, call.outputs, serving.plan.signature)
-            end_ns = time.monotonic_ns()
         except BaseException as error:
             count_failure(graph, error, context)
             raise
-        count_answer(
-            graph.statistics,
-            context,
-            num_rows=call.num_rows,
-            arrival_ns=context.arrival_ns,
-            start_ns=start_ns,
-            end_ns=end_ns,
-        )
+        count_answer(graph.statistics, call, context, context.arrival_ns, start_ns)
 
     def count_refusal(self, error: BaseException, context: CallContext) -> None:
         """Count a request that was refused."""

@@ -202,7 +202,6 @@ class Arrivals(Generic[_Item]):
 
         Args:
             own: Whether the source of the latest item has ended.
-            timeout_s: The limit.
         """
         end_s = asyncio.get_running_loop().time() + timeout_s
         while not self._waiting and all(_has_ended(task) for task in self._asked if task.done()):

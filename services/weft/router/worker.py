@@ -4,19 +4,26 @@ import asyncio
 import contextlib
 import json
 import secrets
+from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 from weft.base.core import ParameterValue
-from weft.base.errors import AlreadyExistsError, UnavailableError
+from weft.base.errors import AlreadyExistsError, UnavailableError, WeftError
 from weft.base.observing import settings
+from weft.base.observing.logs import get_logger
+from weft.language.syntax.file import GraphSource
 from weft.router.bandits.exchange import BanditSharing
 from weft.router.core import RouterCore
 from weft.router.feedback import rewarded
 from weft.router.recording import KEY_BYTES, summed
-from weft.router.repository.handover import state_of, take_over
+from weft.router.repository.files import VersionFile
+from weft.router.repository.lifecycle import GraphLifecycle
+from weft.router.repository.serving import ServingGraph
+from weft.router.repository.table import Graph, GraphTable, GraphVersion
 from weft.v2.protocol.wire import statistics_message
 from weft.v2.server.metrics import CERTIFICATE_EXPIRY
 from weft.v2.server.servicer import Extension, change_settings
@@ -24,6 +31,99 @@ from weft.v2.workers.hub import Answer
 from weft.v2.workers.link import WorkerLink
 from weft_protos import graph_service_pb2 as graph_pb
 from weft_protos import grpc_service_pb2 as pb
+
+_log = get_logger("weft.router.graphs")
+
+
+def state_of(table: GraphTable, lifecycle: GraphLifecycle) -> dict[str, Any]:
+    """State to hand over, as JSON values: what is served, wanted, unloaded and available for rollback."""
+    return {
+        "files": {name: [_file(file) for file in files] for name, files in lifecycle.files.items()},
+        "graphs": {name: _graph(graph) for name, graph in table.graphs.items()},
+    }
+
+
+async def take_over(state: Mapping[str, Any], table: GraphTable, lifecycle: GraphLifecycle) -> None:
+    """Load a sibling's graphs instead of the repository's; failed ones are tried again later.
+
+    Raises UnavailableError if the repository cannot be read.
+    """
+    async with lifecycle.lock:
+        await lifecycle.scan()  # for faults of folders
+        lifecycle.files.update({name: [_file_from(*file) for file in files] for name, files in state["files"].items()})
+        serving: list[GraphVersion] = []
+        pending: dict[GraphVersion, GraphSource] = {}
+        for name, given in state["graphs"].items():
+            graph = table.graphs[name] = Graph()
+            for version in given["versions"]:
+                entry = graph.entry(_file_from(*version["file"]))
+                if version["is_wanted"]:
+                    entry.candidate = _source_from(entry, version["serving"])
+                    serving.append(entry)
+                if version["candidate"] is not None and (source := _source_from(entry, version["candidate"])):
+                    pending[entry] = source
+                entry.is_wanted, entry.is_gone = version["is_wanted"], version["is_gone"]
+                entry.reason = version["reason"]
+        await lifecycle.settle(serving)
+        for entry, source in pending.items():
+            entry.candidate = source
+        await lifecycle.settle(pending)
+        for name, given in state["graphs"].items():
+            table.graphs[name].previous = await _previous(name, given["previous"], lifecycle)
+        table.choose_defaults()
+
+
+async def _previous(
+    name: str, given: Mapping[str, Any] | None, lifecycle: GraphLifecycle
+) -> dict[str, ServingGraph] | None:
+    """The definition that a rollback restores; None if it no longer compiles."""
+    if given is None:
+        return None
+    try:
+        return {
+            version: await lifecycle.made(GraphSource(b64decode(text), file, name, version))
+            for version, (text, file) in given.items()
+        }
+    except WeftError as error:
+        _log.warning("graph '%s' cannot be rolled back here: %s", name, error.message)
+        return None
+
+
+def _graph(graph: Graph) -> dict[str, Any]:
+    previous = graph.previous
+    return {
+        "versions": [
+            {
+                "file": _file(entry.file),
+                "is_wanted": entry.is_wanted,
+                "is_gone": entry.is_gone,
+                "reason": entry.reason,
+                "serving": None if entry.serving is None else _source(entry.serving.source),
+                "candidate": None if entry.candidate is None else _source(entry.candidate),
+            }
+            for entry in graph.versions.values()
+        ],
+        "previous": previous and {version: _source(serving.source) for version, serving in previous.items()},
+    }
+
+
+def _file(file: VersionFile) -> tuple[str, str, str, tuple[int, int, int]]:
+    return file.name, file.version, str(file.path), file.stamp
+
+
+def _file_from(name: str, version: str, path: str, stamp: tuple[int, int, int]) -> VersionFile:
+    ctime_ns, size_bytes, inode = stamp
+    return VersionFile(name, version, Path(path), (ctime_ns, size_bytes, inode))
+
+
+def _source(source: GraphSource) -> tuple[str, str]:
+    text = source.text.encode() if isinstance(source.text, str) else source.text
+    return b64encode(text).decode(), source.file
+
+
+def _source_from(entry: GraphVersion, given: tuple[str, str] | None) -> GraphSource | None:
+    return None if given is None else GraphSource(b64decode(given[0]), given[1], entry.file.name, entry.file.version)
+
 
 #: Families that are no sums over workers: what one of them has, they all have.
 GREATEST = (
@@ -57,17 +157,19 @@ class WorkerCore(RouterCore):
 
     async def start(self) -> None:
         """Like ``RouterCore.start``, with the state of siblings if there are any."""
+        load, unload = super()._load_graph, super()._unload_graph
+        weigh, refresh = super()._change_weights, super().refresh
         await self._link.open(
             {
                 "snapshot": self._snapshot,
-                "load": self._load_here,
-                "unload": self._unload_here,
-                "weights": self._weights_here,
+                "load": self._once_started(lambda body: load(**json.loads(body))),
+                "unload": self._once_started(lambda body: unload(**json.loads(body))),
+                "weights": self._once_started(lambda body: weigh(graph_pb.SetWeightsRequest.FromString(body))),
                 "feedback": self._feedback_here,
                 "recording": self._recording_here,
                 "statistics": self._statistics_here,
                 "observe": self._observed_here,
-                "refresh": self._refresh_here,
+                "refresh": self._once_started(lambda body: refresh(body.decode())),
                 "TraceSetting": lambda body: change_settings(pb.TraceSettingRequest.FromString(body)),
                 "LogSettings": lambda body: change_settings(pb.LogSettingsRequest.FromString(body)),
             },
@@ -118,23 +220,19 @@ class WorkerCore(RouterCore):
     async def _load_graph(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """Load a graph at every worker. Raises UnavailableError if another one could not; it can be done again."""
         # Of parameters that are not supported only the names count.
-        body = json.dumps([name, dict(parameters)], default=lambda _: "").encode()
+        body = json.dumps({"name": name, "parameters": dict(parameters)}, default=lambda _: "").encode()
         self._check(await self._link.change("load", body))
 
     @override
     async def _unload_graph(self, name: str, *, unload_dependents: bool) -> None:
         """Unload a graph at every worker. Raises as ``_load_graph``."""
-        self._check(await self._link.change("unload", json.dumps([name, unload_dependents]).encode()))
+        body = json.dumps({"name": name, "unload_dependents": unload_dependents}).encode()
+        self._check(await self._link.change("unload", body))
 
     @override
     async def _change_weights(self, request: graph_pb.SetWeightsRequest) -> None:
         """Change them at every worker. Raises as ``_load_graph``."""
         self._check(await self._link.change("weights", request.SerializeToString()))
-
-    async def _weights_here(self, body: bytes) -> bytes:
-        await self._has_started.wait()
-        await super()._change_weights(graph_pb.SetWeightsRequest.FromString(body))
-        return b""
 
     async def _load_at_start(self) -> None:
         if self._state is None:
@@ -153,22 +251,13 @@ class WorkerCore(RouterCore):
                 f"worker {worker} of {self._link.place.num_workers} failed, send it again: {error.message}"
             )
 
-    async def _load_here(self, body: bytes) -> bytes:
-        await self._has_started.wait()
-        name, parameters = json.loads(body)
-        await super()._load_graph(name, parameters)
-        return b""
+    def _once_started(self, change: Callable[[bytes], Awaitable[None]]) -> Callable[[bytes], Awaitable[bytes]]:
+        async def handle(body: bytes) -> bytes:
+            await self._has_started.wait()
+            await change(body)
+            return b""
 
-    async def _unload_here(self, body: bytes) -> bytes:
-        await self._has_started.wait()
-        name, unload_dependents = json.loads(body)
-        await super()._unload_graph(name, unload_dependents=unload_dependents)
-        return b""
-
-    async def _refresh_here(self, body: bytes) -> bytes:
-        await self._has_started.wait()
-        await super().refresh(body.decode())
-        return b""
+        return handle
 
     def _snapshot(self, _: bytes) -> bytes:
         state = {

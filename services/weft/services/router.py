@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from weft.base.processes.owned_folder import owned_folder
 from weft.base.security.arguments import server_fault
-from weft.base.text.argument_types import argument
+from weft.base.text.argument_types import add, argument
 from weft.router.admission.concurrency_limit import LOWEST_LEVEL
 from weft.router.admission.controller import AdmissionSettings
 from weft.router.arguments import add_arguments, usage_fault
@@ -95,19 +95,13 @@ def make_core(options: argparse.Namespace, make: Callable[..., CoreT]) -> CoreT:
 def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     """The command-line parser of a router."""
     parser = argparse.ArgumentParser(prog=program, description=description)
-    parser.add_argument(
-        "--repository", type=Path, required=True, metavar="DIR", help="folder of graphs: DIR/GRAPH/VERSION/graph.pbtxt"
-    )
-    parser.add_argument(
-        "--target",
-        type=argument(parse_target),
-        action="append",
-        default=[],
-        metavar="NAME=ADDRESS",
-        help="a V2 server that answers steps, for example model=127.0.0.1:8021, or several that serve the same models: "
+    add(parser, "--repository DIR", "folder of graphs: DIR/GRAPH/VERSION/graph.pbtxt", Path, required=True)
+    text = (
+        "a V2 server that answers steps, for example model=127.0.0.1:8021, or several that serve the same models: "
         "model=host1:8021,host2:8021, or dns:///NAME:PORT; may be repeated; of several targets where a model is ready, "
-        "the first is used",
+        "the first is used"
     )
+    add(parser, "--target NAME=ADDRESS ...", text, argument(parse_target))
     add_metrics_from_argument(parser)
     add_arguments(parser)
     add_target_security_arguments(parser)

@@ -27,13 +27,12 @@ from weft.base.tensors import array_of, datatype_of
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, Positions, diagnostic, parse
 from weft.base.text.suggestion import suggestion
 from weft.base.validation import scheduling_parameters, validate
-from weft.language.plan import CallPlan
+from weft.language.plan import CallPlan, steps_of
 from weft.language.syntax.file import GraphLookup, GraphSource, ModelCatalog
 from weft.router.compile import compile_graph
 from weft.router.executor import GraphExecutor
 from weft.router.reporting.path import PATH_HEADER, SKIPPED
 from weft.router.repository.files import GraphRepository
-from weft.router.repository.serving import steps_of
 from weft.router.runtime import Runtime
 from weft.router.targets.in_process import InProcessTarget
 from weft.testing.golden import compare, golden_text, plain

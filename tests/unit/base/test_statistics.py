@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.base.errors import WeftError
+from weft.base.errors import NotFoundError, WeftError
 from weft.base.statistics import (
     FINE_BUCKETS_S,
     LATENCY_BUCKETS_S,
@@ -39,8 +39,8 @@ def test_last_exemplar_of_a_bucket_stays():
 def test_failure_is_counted_once_with_its_reason():
     """A failure adds to the sum and to its reason."""
     statistics = ModelStatistics("m", "1")
-    statistics.record_failure("OTHER", 7)
-    statistics.record_failure("OTHER", 8)
+    statistics.record_failure(NotFoundError("no such model"), 7)
+    statistics.record_failure(NotFoundError("no such version"), 8)
     assert (DurationCount(2, 15), {"OTHER": 2}) == (statistics.fail, statistics.failures_by_reason)
 
 
@@ -58,17 +58,13 @@ def test_every_error_has_a_reason(cls):
     assert expected.get(cls.code, "OTHER") == failure_reason(cls.code)
 
 
-def test_a_histogram_counts_and_finds_quantiles() -> None:
-    """Sum and count are exact, a quantile is the bound of its bucket, what is above all bounds is counted, too."""
+def test_a_histogram_counts() -> None:
+    """Sum and count are exact, and what is above all bounds is counted, too."""
     histogram = LatencyHistogram(FINE_BUCKETS_S)
-    assert 0.0 == histogram.quantile(0.5)
     histogram.observe(0.01, count=98)
     histogram.observe(1.0)
     histogram.observe(1e6)
     assert (100, pytest.approx(0.98 + 1.0 + 1e6)) == (histogram.count, histogram.sum_s)  # type: ignore[comparison-overlap]
-    assert 0.01 <= histogram.quantile(0.5) < 0.012
-    assert 1.0 <= histogram.quantile(0.99) < 1.2
-    assert FINE_BUCKETS_S[-1] == histogram.quantile(1.0)
     assert 1 == histogram.counts[-1]
 
 

@@ -36,7 +36,7 @@ def test_lag_is_counted_and_a_stall_is_found_once():
     assert ["stall"] == [verdict for verdict in verdicts if verdict]
     assert 10 == verdicts.index("stall")
     assert 8.0 == detector.pong(9.0)
-    assert (1, 2, 8.002) == (detector.num_stalls, sum(detector.counts), detector.lag_sum_s)
+    assert (1, 2, 8.002) == (detector.num_stalls, detector.lag.count, detector.lag.sum_s)
 
 
 def test_a_process_that_was_stopped_has_not_stalled():

@@ -40,7 +40,8 @@ def _lines(label: str, plan: Any) -> Iterator[str]:
 
 
 def _is_plan(value: Any) -> bool:
-    return is_dataclass(value) and not isinstance(value, ModelSignature | Dialect | BanditAlgorithm | CombineMethod)
+    others = ModelSignature | Dialect | BanditAlgorithm | CombineMethod | CelCondition
+    return is_dataclass(value) and not isinstance(value, others)
 
 
 def _plain(value: Any) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.base.errors import InternalError
 from weft.base.statistics import LatencyHistogram, ModelStatistics
 from weft.cli.__main__ import main
 from weft.tools.top import frame_text
@@ -59,7 +60,7 @@ def test_rates_and_latencies_are_those_of_the_interval(service: Service, closed_
     service.answer(90, 0.004)
     service.answer(10, 0.2)
     service.answer(7, 0.0001, level=2)
-    service.counters.record_failure("BACKEND", 5)
+    service.counters.record_failure(InternalError("it failed"), 5)
     now = scrape(addresses)
     frame = frame_of(addresses, before, now)
     assert [("model", True), ("router", False)] == [(row.name, row.is_up) for row in frame.services]

@@ -12,7 +12,7 @@ import sys
 
 from scripted_core import ScriptedCore
 
-from weft.base.errors import NotFoundError
+from weft.base.errors import NotFoundError, ResourceExhaustedError
 from weft.base.statistics import LatencyHistogram
 from weft.v2.server import server
 
@@ -34,7 +34,7 @@ class OwnedCore(ScriptedCore):
         histogram.observe(0.004)
         histogram.observe(99.0)
         self.counters[0].request_latency[2] = histogram
-        self.counters[1].record_failure("REJECTED", 1_000_000)
+        self.counters[1].record_failure(ResourceExhaustedError("full"), 1_000_000)
 
     async def start(self):
         tell(core="loading")

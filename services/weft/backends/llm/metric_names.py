@@ -6,7 +6,6 @@ Those are vLLM's, and OpenTelemetry's for generative AI.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import accumulate
 from operator import attrgetter as get
 from operator import itemgetter
 from typing import Any
@@ -25,7 +24,6 @@ from weft.base.statistics import (
     VLLM_FIRST_TOKEN_BUCKETS_S,
     VLLM_REQUEST_BUCKETS_S,
     VLLM_TOKEN_BUCKETS_S,
-    LatencyHistogram,
 )
 from weft.llm.metrics import Rates
 from weft.llm.speculation.speculator import Speculator
@@ -283,7 +281,8 @@ class EngineExport:
                 for outcome, count in list(value.items()):
                     family.add_metric([*labels.values(), outcome], count)
             else:
-                family.add_metric([*labels.values()], *(_cumulative(value) if kind is _TIMES else (value,)))
+                told = (value.cumulative(), value.sum_s) if kind is _TIMES else (value,)
+                family.add_metric([*labels.values()], *told)
             yield family
 
     def _latest_rates(self) -> Rates:
@@ -292,9 +291,3 @@ class EngineExport:
             self._rates = self._engine.metrics.rates(self._totals, totals)
             self._totals = totals
         return self._rates
-
-
-def _cumulative(histogram: LatencyHistogram) -> tuple[list[tuple[str, float]], float]:
-    """Cumulative buckets, and the sum in seconds."""
-    totals = map(float, accumulate(list(histogram.counts)))
-    return list(zip((*map(str, histogram.bounds_s), "+Inf"), totals, strict=True)), histogram.sum_s

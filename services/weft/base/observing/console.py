@@ -30,11 +30,7 @@ def has_colours() -> bool:
 
 
 class Console:
-    """Formats log lines for people.
-
-    Args:
-        is_coloured: Use ANSI colours.
-    """
+    """Formats log lines for people."""
 
     def __init__(self, *, is_coloured: bool) -> None:
         self._is_coloured = is_coloured

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import traceback
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -23,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from weft.base.errors import EXIT_HUNG
 from weft.base.observing.logs import flush, get_logger
+from weft.base.statistics import LatencyHistogram
 
 #: Period of pings to the loop, in seconds.
 PERIOD_S = 0.5
@@ -44,12 +44,12 @@ class StallDetector:
         period_s: Period of ``check`` calls.
 
     Attributes:
+        lag: Times until the answers.
         num_stalls: Stalls so far, including a current one.
     """
 
     def __init__(self, stall_s: float, abort_s: float, period_s: float) -> None:
-        self.counts = [0] * (len(_BUCKETS_S) + 1)
-        self.lag_sum_s = 0.0
+        self.lag = LatencyHistogram(_BUCKETS_S)
         self.num_stalls = 0
         self._stall_s = stall_s
         self._abort_s = abort_s
@@ -70,8 +70,7 @@ class StallDetector:
         if self._pinged_s is None:
             return 0.0
         lag_s = max(0.0, now_s - self._pinged_s)
-        self.counts[bisect_left(_BUCKETS_S, lag_s)] += 1
-        self.lag_sum_s += lag_s
+        self.lag.observe(lag_s)
         self._pinged_s = None
         was_stalled, self._is_stalled = self._is_stalled, False
         return lag_s if was_stalled else 0.0
@@ -132,16 +131,8 @@ class LoopWatchdog(Collector):
     def collect(self) -> Iterator[Metric]:
         """Lag, stalls and number of tasks of the event loop."""
         with self._lock:
-            counts, lag_sum_s, num_stalls = (
-                list(self._detector.counts),
-                self._detector.lag_sum_s,
-                self._detector.num_stalls,
-            )
-        total = 0
-        buckets = []
-        for bound, count in zip([*map(str, _BUCKETS_S), "+Inf"], counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
+            buckets, lag_sum_s = self._detector.lag.cumulative(), self._detector.lag.sum_s
+            num_stalls = self._detector.num_stalls
         lag = HistogramMetricFamily("weft_event_loop_lag_seconds", "How late the event loop runs what is due")
         lag.add_metric((), buckets, lag_sum_s)
         yield lag

@@ -2,9 +2,10 @@
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
+from weft.base.cancellation import cancel_and_wait
 from weft.base.errors import UnavailableError
 from weft.base.observing.logs import get_logger
 from weft.base.text.argument_types import add
@@ -49,13 +50,6 @@ def control_fault(options: argparse.Namespace, what: str) -> str:
     return ""
 
 
-def control_arguments(options: argparse.Namespace) -> Iterator[str]:
-    """The same arguments for the command line of another process."""
-    yield f"--model-control-mode={options.model_control_mode}"
-    yield f"--repository-poll-secs={options.repository_poll_secs}"
-    yield from (f"--load-model={name}" for name in options.load_model)
-
-
 class ClientControl:
     """Load and unload requests of clients.
 
@@ -90,9 +84,7 @@ class ClientControl:
 
     async def close(self) -> None:
         """Cancel the changes in progress."""
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await cancel_and_wait([*self._running])
 
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._running.discard(task)

@@ -1,10 +1,9 @@
 """Command-line arguments for TLS and keys; imports nothing heavy."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from weft.base.text.argument_types import add
+from weft.base.text.argument_types import add, given_arguments
 
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
@@ -28,11 +27,9 @@ def server_fault(options: argparse.Namespace) -> str:
     return ""
 
 
-def given_to_server(options: argparse.Namespace) -> Sequence[str]:
+def given_to_server(options: argparse.Namespace) -> list[str]:
     """The same arguments for the command line of a service."""
-    names = ("tls_cert", "tls_key", "tls_client_ca")
-    files = [f"--{name.replace('_', '-')}={path}" for name in names if (path := getattr(options, name)) is not None]
-    return [*files, *(f"--auth-keys={path}" for path in options.auth_keys)]
+    return [*given_arguments(options, ("tls_cert", "tls_key", "tls_client_ca", "auth_keys"))]
 
 
 def add_channel_arguments(

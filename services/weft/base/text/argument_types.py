@@ -3,7 +3,7 @@
 import argparse
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 #: Most processes on one port.
@@ -28,7 +28,6 @@ def add(
         spec: Names, metavar, and default, shown in the help: ``"-o --output FILE"``, ``"--rows N (32)"``, ``"graph
             GRAPH"``. With ``...`` at the end, an option may be repeated, and gives a list; without a metavar it is a
             flag.
-        kind: Type of the value.
     """
     names = [part for part in spec.split() if part.startswith("-")] or spec.split()[:1]
     rest = spec.split()[len(names) :]
@@ -46,6 +45,16 @@ def add(
     if rest:
         more["metavar"] = rest[0]
     parser.add_argument(*names, help=text or None, **more)
+
+
+def given_arguments(options: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
+    """Yield some arguments again, for the command line of another process; those without a value are left out."""
+    for name in names:
+        option, value = f"--{name.replace('_', '-')}", getattr(options, name)
+        if value is True:
+            yield option
+        elif value is not None and value is not False and value != "":
+            yield from (f"{option}={one}" for one in (value if isinstance(value, list) else [value]))
 
 
 def argument(parse: Callable[[str], _T]) -> Callable[[str], _T]:

@@ -117,10 +117,10 @@ class Positions:
         place = self._nearest(path)
         return self.at(place.name) if place else (0, 0)
 
-    def locate(self, path: str, index: int) -> tuple[int, int]:
-        """Line and column of character ``index`` of a string value; past its end, of the closing quote."""
+    def locate(self, path: str, index: int | None) -> tuple[int, int]:
+        """As ``find``, or of character ``index`` of a string value; past its end, of the closing quote."""
         place = self._places.get(path)
-        if place is None or not place.literals:
+        if index is None or place is None or not place.literals:
             return self.find(path)
         offsets = self._characters.get(path)
         if offsets is None:

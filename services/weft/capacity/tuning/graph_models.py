@@ -13,8 +13,7 @@ from weft.base.text.pbtxt import parse
 from weft.base.text.suggestion import suggestion
 from weft.capacity.tuning.space import TunedModel
 from weft.jobs.atomic_files import replace_file
-from weft.language.plan import CallPlan, GraphPlan
-from weft.router.repository.serving import steps_of
+from weft.language.plan import CallPlan, GraphPlan, steps_of
 from weft.tools.offline import BACKENDS, GRAPH_FOLDER, load_plan, model_folders, stage
 from weft_protos.model_config_pb2 import ModelConfig
 

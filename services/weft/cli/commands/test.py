@@ -15,8 +15,8 @@ from weft.base.text.pbtxt import Diagnostic, render
 from weft.base.text.suggestion import printable
 from weft.cli.arguments import add_json_argument
 from weft.language.description import counted
+from weft.language.plan import steps_of
 from weft.router.reporting.path import SKIPPED
-from weft.router.repository.serving import steps_of
 from weft.testing.graph_cases import CaseResult, suites_of
 from weft.tools.offline import GRAPH_FOLDER, OfflineCatalog, diagnostics_of
 

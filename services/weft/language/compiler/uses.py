@@ -178,20 +178,20 @@ class UseBuilder:
             if known is not None and known.is_optional and reference in expression.unproved:
                 cure = f"test it first: has({space}.{name}) && ..."
                 text = f"'{name}' may be absent; it comes from {known.origin}; {cure}"
-                self.report.error_at("G010", scope.file, path, at, text)
+                self.report.error("G010", scope.file, path, text, at=at)
         try:
             compiled = compile_condition(
                 expression, purpose, visible, node=scope.node.name, seen_by=seen_by(scope.file)
             )
         except ConditionError as error:
             for fault in error.faults:
-                self.report.error_at("G011", scope.file, path, fault.at, fault.message)
+                self.report.error("G011", scope.file, path, fault.message, at=fault.at)
             return None
         for space, key, at in expression.entries:
             if (space, key) not in self.names.asked(scope.file):
                 default = f'get({space}, "{key}", ...)'
                 text = f"a request without '{key}' in its {space} fails here; to give a default, write {default}"
-                self.report.warning_at("G010", scope.file, path, at, text)
+                self.report.warning("G010", scope.file, path, text, at=at)
         return compiled
 
     def bound_inputs(
@@ -310,7 +310,7 @@ class UseBuilder:
         for path, condition in names.conditions.items():
             for space, name, at in condition.expression.references:
                 if (space, name) == ("inputs", tensor):
-                    return file.place_in(path, at)
+                    return file.place(path, at)
         return ""
 
 

@@ -34,15 +34,13 @@ class Stroke(Enum):
 
 
 @dataclass(slots=True)
-class Item:
-    """A box without inner boxes.
+class _Box:
+    """What an item and a group have.
 
     Attributes:
         id: Unique in the drawing, letters and digits.
-        title: First line.
         lines: Small text below it.
         tooltip: The full text, lines ended by newlines; "" if nothing is shortened.
-        role: Decides the shape.
         path: Of the step that it stands for; "" of other boxes.
         mark: "added", "removed" or "changed" in a picture of two graphs.
     """
@@ -51,10 +49,16 @@ class Item:
     title: str
     lines: list[str] = field(default_factory=list)
     tooltip: str = ""
-    role: Role = Role.STEP
     stroke: Stroke = Stroke.SOLID
     path: str = ""
     mark: str = ""
+
+
+@dataclass(slots=True)
+class Item(_Box):
+    """A box without inner boxes."""
+
+    role: Role = Role.STEP
 
 
 @dataclass(slots=True)
@@ -73,8 +77,8 @@ class Edge:
 
 
 @dataclass(slots=True)
-class Group:
-    """A box with inner boxes: a node, or a step with its fallback; texts as of ``Item``.
+class Group(_Box):
+    """A box with inner boxes: a node, or a step with its fallback.
 
     Attributes:
         kind: "sequence", "switch", "splitter", "ensemble", "cascade", "fallback" or "versions".
@@ -82,16 +86,9 @@ class Group:
         edges: Between its items; acyclic without those that are ``is_back``.
     """
 
-    id: str
-    title: str
-    kind: str
-    lines: list[str] = field(default_factory=list)
-    tooltip: str = ""
-    stroke: Stroke = Stroke.SOLID
+    kind: str = field(kw_only=True)
     items: "list[Item | Group]" = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
-    path: str = ""
-    mark: str = ""
 
     def boxes(self) -> "Iterator[Item | Group]":
         """This group and everything in it, outermost first."""
@@ -158,7 +155,7 @@ def build_diagram(plan: GraphPlan, prefix: str = "n") -> Group:
 
 def build_both(before: GraphPlan, after: GraphPlan, marks: Mapping[str, str]) -> Group:
     """Two graphs side by side; ``marks`` by path of a step."""
-    both = Group("n0", "before and after", "versions")
+    both = Group("n0", "before and after", kind="versions")
     for when, group in (("before", build_diagram(before, "b")), ("after", build_diagram(after))):
         group.title = f"{when}: {group.title}"
         both.items.append(group)
@@ -179,8 +176,7 @@ class _DiagramBuilder:
         description = node.describe()
         caption = Caption(*notes)
         caption.add(*limit_texts(node.timeout_ms, node.max_inflight), *description.notes)
-        group = Group(self._id(), title, description.kind, stroke=stroke)
-        group.lines, group.tooltip = caption.lines, caption.tooltip
+        group = Group(self._id(), title, caption.lines, caption.tooltip, stroke, kind=description.kind)
         entry, leave = self._end(description.entry, Role.CHOICE), self._end(description.exit, Role.MERGE)
         boxes = [self._step(step, node, description, index) for index, step in enumerate(description.steps)]
         group.items = [entry, *boxes, leave]
@@ -210,7 +206,8 @@ class _DiagramBuilder:
 
     def _end(self, end: End, role: Role) -> Item:
         caption = Caption(*end.notes)
-        return Item(self._id(), end.title, caption.lines, caption.tooltip, Role.TENSORS if end.is_plain else role)
+        shown = Role.TENSORS if end.is_plain else role
+        return Item(self._id(), end.title, caption.lines, caption.tooltip, role=shown)
 
     def _step(self, step: StepPlan, node: NodePlan, description: Description, index: int) -> Item | Group:
         """The box of a step; with a fallback, a box around both."""
@@ -218,14 +215,11 @@ class _DiagramBuilder:
         if step.fallback is None:
             return first
         lines = Caption("if it fails, what stands below").lines
-        group = Group(self._id(), step.name, "fallback", lines, stroke=_stroke(step), items=[first])
-        group.path = step.path
-        below: StepPlan | None = step.fallback
-        while below is not None:
+        group = Group(self._id(), step.name, lines, "", _stroke(step), step.path, kind="fallback", items=[first])
+        for below in step.fallback.chain():
             box = self._plain(below, node, ())
             group.edges.append(Edge(group.items[-1].id, box.id, ["on error"], stroke=Stroke.DASHED))
             group.items.append(box)
-            below = below.fallback
         return group
 
     def _plain(self, step: StepPlan, node: NodePlan, notes: Iterable[str]) -> Item | Group:

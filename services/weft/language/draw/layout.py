@@ -191,7 +191,6 @@ class PlacedBox:
     """A box with its position.
 
     Attributes:
-        box: The item or group.
         x, y: Upper left corner, relative to the box around it until ``moved`` makes it absolute.
         lines: Small text below the title, wrapped.
         header_height: Of title and text.

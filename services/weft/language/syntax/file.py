@@ -270,14 +270,9 @@ class GraphFile:
         """Whether tensors have a batch dimension."""
         return self.message.max_batch_size > 0
 
-    def place(self, path: str) -> str:
-        """``file:line:column`` of a field, for messages."""
-        line, column = self.positions.find(path)
-        return f"{self.source.file}:{line}:{column}"
-
-    def place_in(self, path: str, index: int) -> str:
-        """``file:line:column`` of a character of a string value, for messages."""
-        line, column = self.positions.locate(path, index)
+    def place(self, path: str, at: int | None = None) -> str:
+        """``file:line:column`` of a field, or of character ``at`` of a string value, for messages."""
+        line, column = self.positions.locate(path, at)
         return f"{self.source.file}:{line}:{column}"
 
 
@@ -292,26 +287,20 @@ class GraphReport:
         self._file = file
         self._found: dict[Diagnostic, None] = {}
 
-    def error(self, code: str, file: GraphFile, path: str, message: str, *, is_name: bool = False) -> None:
-        """Add an error at the value of the field ``path``, or at its name."""
-        where = file.positions.find_name(path) if is_name else file.positions.find(path)
+    def error(
+        self, code: str, file: GraphFile, path: str, message: str, *, at: int | None = None, is_name: bool = False
+    ) -> None:
+        """Add an error at the value of the field ``path``, at character ``at`` of a string value, or at its name."""
+        where = file.positions.find_name(path) if is_name else file.positions.locate(path, at)
         self._add(code, file, where, message, "error")
-
-    def error_at(self, code: str, file: GraphFile, path: str, index: int, message: str) -> None:
-        """Add an error at character ``index`` of a string value."""
-        self._add(code, file, file.positions.locate(path, index), message, "error")
 
     def info(self, code: str, file: GraphFile, path: str, message: str) -> None:
         """Add a note on the value of the field ``path``; nothing is wrong."""
         self._add(code, file, file.positions.find(path), message, "info")
 
-    def warning(self, code: str, file: GraphFile, path: str, message: str) -> None:
-        """Add a warning at the value of the field ``path``."""
-        self._add(code, file, file.positions.find(path), message, "warning")
-
-    def warning_at(self, code: str, file: GraphFile, path: str, index: int, message: str) -> None:
-        """Add a warning at character ``index`` of a string value."""
-        self._add(code, file, file.positions.locate(path, index), message, "warning")
+    def warning(self, code: str, file: GraphFile, path: str, message: str, *, at: int | None = None) -> None:
+        """Add a warning at the value of the field ``path``, or at character ``at`` of a string value."""
+        self._add(code, file, file.positions.locate(path, at), message, "warning")
 
     def refuse(self, file: GraphFile, path: str, fields: Iterable[tuple[str, bool]], why: str) -> None:
         """Report the given ones of ``fields`` (name, is given) of the message at ``path`` as without effect (G018)."""

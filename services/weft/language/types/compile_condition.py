@@ -134,16 +134,7 @@ def compile_condition(
         Binding(f"steps.{name}.ok" if space == "steps" else name, visible[space].slots[name]) for space, name in named
     )
     return CelCondition(
-        expression,
-        compiled,
-        type_name,
-        bindings,
-        fills=tuple(fills),
-        flags=tuple(flags),
-        readings=tuple(readings),
-        purpose=purpose,
-        node=node,
-        cel_types=types,
+        expression, compiled, types, type_name, bindings, tuple(fills), tuple(flags), tuple(readings), purpose, node
     )
 
 

@@ -10,6 +10,7 @@ Source:
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ MAX_LIST_ELEMENTS = 1024
 NUL_FAULT = "a string that conditions read has no NUL character, this one has"
 _MAX_INTEGER = 2**63 - 1
 _LENGTH_BYTES = 4
+_REDUCTIONS: Mapping[Use, Callable[..., Array]] = {Use.ARGMAX: np.argmax, Use.MAX: np.max, Use.MIN: np.min}
 
 #: Reads one value from a tensor; raises InvalidArgumentError where it has no such value.
 Read = Callable[[WireTensor], object]
@@ -181,16 +183,7 @@ def _reduced(use: Use, flat: Array, tensor: WireTensor) -> list[object]:
     """One number for each row of ``flat``, the decoded ``tensor``: integers unchanged, others as FP64."""
     if not flat.size or flat.dtype.kind not in "iufV":
         raise InvalidArgumentError(f"a reduction takes numbers, got {tensor.datatype} of shape {list(tensor.shape)}")
-    values: Array
-    match use:
-        case Use.ARGMAX:
-            values = flat.argmax(axis=1)
-        case Use.MEAN:
-            values = flat.mean(axis=1, dtype=float)
-        case Use.MAX:
-            values = flat.max(axis=1)
-        case _:
-            values = flat.min(axis=1)
+    values: Array = flat.mean(axis=1, dtype=float) if use is Use.MEAN else _REDUCTIONS[use](flat, axis=1)
     return _listed(values if values.dtype.kind in "iu" else values.astype(float))
 
 
@@ -237,40 +230,31 @@ class Reading(NamedTuple):
     read_rows: Callable[[WireTensor, int], Sequence[object]]
 
 
+@dataclass(slots=True, eq=False)
 class CelCondition:
     """A compiled condition; safe to use for any number of requests on one event loop.
 
     Attributes:
+        compiled: CEL's own, of ``cel_types``.
         type_name: CEL type of its value: bool, string, int or dyn.
+        flags: Variables that say whether a slot has a tensor.
     """
 
-    def __init__(
-        self,
-        expression: Expression,
-        compiled: Any,
-        type_name: str,
-        tensors: tuple[Binding, ...],
-        *,
-        fills: tuple[Fill, ...],
-        flags: tuple[tuple[str, int], ...],
-        readings: tuple[Reading, ...],
-        purpose: Purpose,
-        node: str,
-        cel_types: Any,
-    ) -> None:
-        self.source = expression.source
-        self.tensors = tensors
-        self.type_name = type_name
-        self._evaluate = compiled.eval
-        self._maps = expression.maps
-        self._fills = fills
-        self._flags = flags
-        self._readings = readings
-        self._purpose = purpose
-        self.is_test = purpose.allowed == ("bool",)
-        self._takes_bool = "bool" in purpose.allowed
-        self._node = node
-        self._text_type, self._error_type = cel_types.STRING, cel_types.ERROR
+    expression: Expression
+    compiled: Any
+    cel_types: Any
+    type_name: str
+    tensors: tuple[Binding, ...]
+    fills: tuple[Fill, ...]
+    flags: tuple[tuple[str, int], ...]
+    readings: tuple[Reading, ...]
+    purpose: Purpose
+    node: str
+    source: str = field(init=False)
+    is_test: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.source, self.is_test = self.expression.source, self.purpose.allowed == ("bool",)
 
     def evaluate(self, frame: Frame, request: RequestScope) -> bool | str:
         """``when``, ``accept`` and ``while``: True or False.
@@ -282,7 +266,7 @@ class CelCondition:
                 the expression and the cause.
         """
         values, failures = self._filled(frame, request)
-        for variable, label, slot, read, _ in self._readings:
+        for variable, label, slot, read, _ in self.readings:
             tensor = frame[slot]
             if tensor is None:
                 failures[variable] = _absent(label)
@@ -301,7 +285,7 @@ class CelCondition:
             return []
         values, failures = self._filled(frame, request)
         columns: list[tuple[str, str, Sequence[object]]] = []
-        for variable, label, slot, _, read_rows in self._readings:
+        for variable, label, slot, _, read_rows in self.readings:
             tensor = frame[slot]
             if tensor is None:
                 failures[variable] = _absent(label)
@@ -326,43 +310,43 @@ class CelCondition:
 
     def _filled(self, frame: Frame, request: RequestScope) -> tuple[Values, dict[str, str]]:
         """Values of all names except readings, and errors of those without a value."""
-        values: Values = {variable: frame[slot] is not None for variable, slot in self._flags}
+        values: Values = {variable: frame[slot] is not None for variable, slot in self.flags}
         failures: dict[str, str] = {}
-        for fill in self._fills:
+        for fill in self.fills:
             fill(values, failures, request)
         return values, failures
 
     def _value(self, values: Values, failures: Mapping[str, str], row: int | None = None) -> bool | str:
         try:
-            result = self._evaluate(data=values)
+            result = self.compiled.eval(data=values)
             value = result.value()
         except Exception as error:  # the binding raises RuntimeError, TypeError and what protobuf raises
             raise self._error(str(error), failures, row) from None
         if isinstance(value, bool):
             if self.is_test:
                 return value
-            if self._takes_bool:
+            if "bool" in self.purpose.allowed:
                 return "true" if value else "false"
         elif not self.is_test:
             if isinstance(value, int):
                 return str(value)
-            if isinstance(value, str) and result.type() == self._text_type:
+            if isinstance(value, str) and result.type() == self.cel_types.STRING:
                 return value
-        if result.type() == self._error_type:
+        if result.type() == self.cel_types.ERROR:
             raise self._error(str(value), failures, row)
-        allowed = " or ".join(self._purpose.allowed)
+        allowed = " or ".join(self.purpose.allowed)
         raise self._error(f"the value must be {allowed}, got {reprlib.repr(value)}", failures, row)
 
     def _error(self, cause: str, failures: Mapping[str, str], row: int | None) -> InvalidArgumentError:
         cause = _NOISE.sub("", cause.partition("\n")[0])
         missing = _NO_VALUE.search(cause)
         reason = failures.get(missing[1], cause) if missing else self._plain(cause)
-        where = f"node '{self._node}'" if row is None else f"node '{self._node}', row {row}"
-        return InvalidArgumentError(f"{self._purpose.name} {self.source!r} of {where}: {reason}")
+        where = f"node '{self.node}'" if row is None else f"node '{self.node}', row {row}"
+        return InvalidArgumentError(f"{self.purpose.name} {self.source!r} of {where}: {reason}")
 
     def _plain(self, cause: str) -> str:
         if no_key := _NO_KEY.search(cause):
-            of = "headers" if self._maps == {"headers"} else "parameters"
+            of = "headers" if self.expression.maps == {"headers"} else "parameters"
             return f"there is no {no_key[1]} in {of}; give a default: get({of}, {no_key[1]}, ...)"
         if overload := _NO_OVERLOAD.search(cause):
             return f"{operator_text(overload[1])} does not take {overload[2]}"

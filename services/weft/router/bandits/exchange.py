@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, replace
 from operator import sub
 from pathlib import Path
@@ -131,18 +131,8 @@ class BanditFile:
 
 
 def _file_text(store: BanditStore) -> str:
-    arms = [
-        {
-            "graph": known.graph,
-            "node": known.node,
-            "step": known.step,
-            "pulls": known.arm.num_pulls,
-            "rewards": known.arm.num_rewards,
-            "reward_sum": known.arm.reward_sum,
-            "log_weight": known.arm.log_weight,
-        }
-        for known in store
-    ]
+    fields = (*_NAMES, *_FIGURES)
+    arms = [dict(zip(fields, (graph, node, step, *astuple(arm)), strict=True)) for graph, node, step, arm in store]
     return json.dumps({"format": _FORMAT, "arms": arms}, indent=1) + "\n"
 
 
@@ -153,12 +143,10 @@ def _parse(data: bytes) -> Iterator[KnownArm]:
     for entry in content["arms"]:
         if not isinstance(entry, dict):
             raise ValueError(f"{entry!r:.100} is no arm")
-        names = [entry.get(key) for key in ("graph", "node", "step")]
+        names = [entry.get(key) for key in _NAMES]
         if not all(isinstance(name, str) and name.isprintable() for name in names):
             raise ValueError(f"{entry!r:.100} names no graph, node and step")
-        arm = Arm(
-            _count(entry, "pulls"), _count(entry, "rewards"), _number(entry, "reward_sum"), _number(entry, "log_weight")
-        )
+        arm = Arm(*(read(entry, key) for key, read in _FIGURES.items()))
         if not (0.0 <= arm.reward_sum <= arm.num_rewards and arm.log_weight <= 0.0):
             raise ValueError(f"the figures of {entry!r:.300} contradict each other")
         graph, node, step = names
@@ -177,6 +165,16 @@ def _number(entry: dict[str, Any], key: str) -> float:
     if not isinstance(value, int | float) or not -_MAX <= value <= _MAX:
         raise ValueError(f"'{key}' is {value!r:.50}, not a number")
     return float(value)
+
+
+#: Fields of an arm in the file: its names, and how its figures are read, in the order of ``Arm``.
+_NAMES = ("graph", "node", "step")
+_FIGURES: Mapping[str, Callable[[dict[str, Any], str], Any]] = {
+    "pulls": _count,
+    "rewards": _count,
+    "reward_sum": _number,
+    "log_weight": _number,
+}
 
 
 class BanditSharing:

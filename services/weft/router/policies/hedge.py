@@ -23,7 +23,6 @@ class HedgePlan(StepPolicyPlan):
 
     Attributes:
         after_ms: Delay after the previous call.
-        max_extra: Most extra calls.
         budget_percent: As in ``RetryPlan``, with which it shares the budget.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from weft.base.core import CallContext
+from weft.base.core import CallContext, InferCall
 from weft.base.observing import telemetry
 from weft.base.statistics import (
     LATENCY_BUCKETS_S,
@@ -22,20 +22,20 @@ _MAX_KEPT = 1000
 
 def count_answer(
     counters: ModelStatistics,
+    call: InferCall,
     context: CallContext,
-    *,
-    num_rows: int,
     arrival_ns: int,
     start_ns: int,
-    end_ns: int,
+    *,
     is_cached: bool = False,
 ) -> None:
-    """Count an answered request; the parts add up to the whole.
+    """Count a request that is answered now; the parts add up to the whole.
 
     ``success`` is arrival to end, ``compute_input`` arrival to start, ``compute_infer`` start to end. ``queue`` counts
     requests and no time, because there is no queue. A cached answer counts as a success and in ``cache_hit`` instead of
     ``compute_infer``, as in Triton Inference Server.
     """
+    num_rows, end_ns = call.num_rows, time.monotonic_ns()
     duration_ns = end_ns - arrival_ns
     success = counters.success
     success.count += 1

@@ -1,13 +1,13 @@
 """``ServingGraph``: a compiled graph in service; immutable."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import NamedTuple
 
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import render
-from weft.language.plan import CallPlan, GraphPlan, NodePlan, StepPlan
+from weft.language.plan import CallPlan, GraphPlan, NodePlan, StepPlan, steps_of
 from weft.language.syntax.file import GraphSource
 from weft.language.types.signatures import shape_text
 from weft.router.bandits.store import KnownArm
@@ -55,17 +55,6 @@ def tolerated_calls(node: NodePlan, is_ready: IsReady) -> list[Missing]:
         for _, step in steps_of(node)
         if step.shadow is None and isinstance(step.action, CallPlan) and not is_ready(step.action)
     ]
-
-
-def steps_of(node: NodePlan) -> Iterator[tuple[NodePlan, StepPlan]]:
-    """Every step under a node with its own node, including nested nodes, fallbacks, custom steps and shadows."""
-    for step in (*node.steps, *node.customs, *node.shadows):
-        one: StepPlan | None = step
-        while one is not None:
-            yield node, one
-            if isinstance(one.action, NodePlan):
-                yield from steps_of(one.action)
-            one = one.fallback
 
 
 def _missing_of(step: StepPlan, is_ready: IsReady) -> Missing | None:

@@ -73,24 +73,6 @@ class NodeResponses(OpenStream):
         await self._runs.aclose()
 
 
-class NoResponses(OpenStream):
-    """A stream that ended without a response."""
-
-    has_ended = True
-
-    @override
-    async def settle(self, timeout_s: float) -> None:
-        pass
-
-    @override
-    async def read_on(self, run: Run) -> bool:
-        return False
-
-    @override
-    async def close(self) -> None:
-        pass
-
-
 class StreamParts(NamedTuple):
     """Settings shared by all streams of a step.
 

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
+from weft.base.cancellation import cancel_and_wait
 from weft.base.core import CallContext, IndexEntry, InferCall, InferResult
 from weft.base.errors import WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.repository.layout import version_order
 from weft.base.signature import ModelSignature
-from weft.base.statistics import ModelStatistics, failure_reason
+from weft.base.statistics import ModelStatistics
 from weft.router import DEFAULT_RETRY_PERCENT
 from weft.router.reporting.counters import count_answer
 from weft.router.target import LOADING, RetryBudget, Target, TargetModel
@@ -90,8 +91,7 @@ class ObservedTarget(Target):
         except (WeftError, asyncio.CancelledError) as error:
             self._failed(call, error, start_ns)
             raise
-        if self._statistics is not None:
-            self._answered(self._statistics, call, context, result.model_version, start_ns, is_cached=result.is_cached)
+        self._answered(call, context, result.model_version, start_ns, is_cached=result.is_cached)
         return result
 
     @override
@@ -109,8 +109,7 @@ class ObservedTarget(Target):
         except (WeftError, asyncio.CancelledError, GeneratorExit) as error:
             self._failed(call, error, start_ns)
             raise
-        if self._statistics is not None:
-            self._answered(self._statistics, call, context, version, start_ns)
+        self._answered(call, context, version, start_ns)
 
     @override
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
@@ -121,37 +120,20 @@ class ObservedTarget(Target):
         await self._target.close()
 
     def _answered(
-        self,
-        statistics: dict[ModelVersion, ModelStatistics],
-        call: InferCall,
-        context: CallContext,
-        version: str,
-        start_ns: int,
-        *,
-        is_cached: bool = False,
+        self, call: InferCall, context: CallContext, version: str, start_ns: int, *, is_cached: bool = False
     ) -> None:
-        count_answer(
-            statistics.get((call.model_name, version)) or _counters_of(statistics, call, version),
-            context,
-            num_rows=call.num_rows,
-            arrival_ns=start_ns,
-            start_ns=start_ns,
-            end_ns=time.monotonic_ns(),
-            is_cached=is_cached,
-        )
+        if self._statistics is not None:
+            counters = _counters_of(self._statistics, call, version)
+            count_answer(counters, call, context, start_ns, start_ns, is_cached=is_cached)
 
     def _failed(self, call: InferCall, error: BaseException, start_ns: int) -> None:
-        reason = "CANCELED"
-        if isinstance(error, WeftError):
-            reason = failure_reason(error.code)
-            if error.code == "UNAVAILABLE":
-                self.num_unavailable += 1
-                self._on_unavailable(self.name)
+        if isinstance(error, WeftError) and error.code == "UNAVAILABLE":
+            self.num_unavailable += 1
+            self._on_unavailable(self.name)
         if self._statistics is not None:
             signature = self._signature_of(call.model_name, call.model_version)
             version = call.model_version or (signature.version if signature is not None else "1")
-            counters = _counters_of(self._statistics, call, version)
-            counters.record_failure(reason, time.monotonic_ns() - start_ns)
+            _counters_of(self._statistics, call, version).record_failure(error, time.monotonic_ns() - start_ns)
 
 
 def _counters_of(statistics: dict[ModelVersion, ModelStatistics], call: InferCall, version: str) -> ModelStatistics:
@@ -254,9 +236,7 @@ class TargetCatalog:
 
     async def close(self) -> None:
         """Stop discovery and close every target."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_and_wait(self._tasks)
         for target in self.targets.values():
             await target.close()
 

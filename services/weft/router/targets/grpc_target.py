@@ -45,7 +45,6 @@ class GrpcTarget(Target):
 
     Args:
         address: ``host:port`` or any name that gRPC resolves.
-        options: Further options of the channel.
         security: TLS and key; None: plaintext without a key.
         wire: Implementation of gRPC; None: ``default_wire``.
     """

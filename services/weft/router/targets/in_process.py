@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import heapq
-import itertools
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from opentelemetry.trace import INVALID_SPAN, Span
 from typing_extensions import override
@@ -20,13 +18,9 @@ from weft.base.statistics import ModelStatistics
 from weft.router.target import Target, TargetModel, is_to_come, named, too_late
 from weft.v2.protocol.status import text_for_client
 from weft.v2.server.call_boundary import CLIENT_AHEAD_NS, CallBoundary, withdrawal
+from weft.wire.event_loop import DeadlineQueue
 
 T = TypeVar("T")
-
-#: Event loops count timers in whole milliseconds, and may be early by one.
-_EARLY_S = 0.001
-#: Entries that are over and may stay beside those that are not.
-_MAX_STALE = 64
 
 
 class InProcessTarget(Target):
@@ -36,7 +30,6 @@ class InProcessTarget(Target):
     service; errors have the codes and texts that a ``GrpcTarget`` would raise.
 
     Args:
-        core: Answers the calls.
         service: Name of the core for spans and log lines; by default ``weft.`` and the target's name.
     """
 
@@ -179,72 +172,37 @@ def _remote(error: WeftError, message: str) -> RemoteError:
     return remote.refused() if is_own_refusal else remote
 
 
-class _Wait:
-    __slots__ = ("is_expired", "num_cancels", "task")
-
-    def __init__(self, task: "asyncio.Task[Any]") -> None:
-        self.task: asyncio.Task[Any] | None = task
-        self.num_cancels = task.cancelling()
-        self.is_expired = False
-
-
 class Deadlines:
-    """Cancels awaited work at its deadline, on one event loop."""
+    """Cancels awaited work at its deadline, up to a millisecond late, on one event loop."""
 
     def __init__(self) -> None:
-        self._waits: list[tuple[float, int, _Wait]] = []  # a heap, by time
-        self._numbers = itertools.count()
-        self._num_running = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._queue = DeadlineQueue(asyncio.get_running_loop())
 
     async def within(self, awaitable: Awaitable[T], left_s: float, late: Callable[[], Exception]) -> T:
         """Await the awaitable for at most ``left_s``; then cancel it and raise the error of ``late``."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a deadline needs a task")
-        wait = _Wait(task)
-        self._add(loop, wait, loop.time() + left_s)
+        num_cancels, is_expired = task.cancelling(), False
+
+        def expire() -> None:
+            nonlocal is_expired
+            is_expired = True
+            task.cancel()
+
+        deadline = self._queue.add(left_s, expire)
         try:
             return await awaitable
         except asyncio.CancelledError as error:
-            if wait.is_expired and task.uncancel() <= wait.num_cancels:
-                wait.is_expired = False
+            was_expired, is_expired = is_expired, False
+            if was_expired and task.uncancel() <= num_cancels:
                 raise late() from error
-            wait.is_expired = False
             raise
         finally:
-            if wait.is_expired:  # it ended otherwise in the same turn of the event loop
+            if is_expired:  # it ended otherwise in the same turn of the event loop
                 task.uncancel()
-            wait.task = None
-            self._num_running -= 1
+            deadline.cancel()
 
     def close(self) -> None:
         """Cancel the timer; nothing may be awaited afterwards."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _add(self, loop: asyncio.AbstractEventLoop, wait: _Wait, at_s: float) -> None:
-        if len(self._waits) > 2 * self._num_running + _MAX_STALE:
-            self._waits = [entry for entry in self._waits if entry[2].task is not None]
-            heapq.heapify(self._waits)
-        self._num_running += 1
-        heapq.heappush(self._waits, (at_s, next(self._numbers), wait))
-        if self._timer is None or at_s < self._timer.when():
-            self._set_timer(loop, at_s)
-
-    def _set_timer(self, loop: asyncio.AbstractEventLoop, at_s: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = loop.call_at(at_s, self._ring, loop)
-
-    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = None
-        waits, now_s = self._waits, loop.time() + _EARLY_S
-        while waits and (waits[0][2].task is None or waits[0][0] <= now_s):
-            _, _, wait = heapq.heappop(waits)
-            if wait.task is not None:
-                wait.is_expired = True
-                wait.task.cancel()
-        if waits:
-            self._set_timer(loop, waits[0][0])
+        self._queue.close()

@@ -61,7 +61,6 @@ class Replica:
         failure: Why the last discovery failed; None if it did not.
         mismatched: Models for which it gets no calls, because most replicas have another signature.
         num_by_status: Completed calls.
-        num_ejections_logged: Ejections that were logged.
         is_leaving: It is no longer among the addresses; it gets no new calls and goes when it has none.
     """
 

@@ -19,10 +19,9 @@ from weft.router.targets.balancing import rendezvous_first, sticky
 from weft.router.targets.balancing.prefix import PrefixRule
 from weft.router.targets.balancing.rule import least_outstanding
 from weft.router.targets.ejection import OutlierDetector, Record
-from weft.router.targets.migration import MovableStream
-from weft.router.targets.prefill import SplitCall, is_split, parameter_of
 from weft.router.targets.replicas import Membership, MembershipSettings, Pins, Replica, having, merged
 from weft.router.targets.specification import BalancingPolicy
+from weft.router.targets.streams import MovableStream, SplitCall, is_split, parameter_of
 from weft.v2.protocol.handover import ROLE
 
 #: Name of what gRPC chooses, in metrics and spans.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from weft.base.errors import InvalidArgumentError
+from weft.base.text.argument_types import add
 from weft.router.targets.balancing import POLICIES
 from weft.router.targets.balancing.rule import PolicyType
 from weft.v2.security.channel import ChannelSecurity
@@ -173,9 +174,7 @@ def add_target_security_arguments(parser: argparse.ArgumentParser) -> None:
         "security of targets", "each for all targets, or as TARGET=VALUE for one; may be repeated"
     )
     for option, metavar, text in _OPTIONS:
-        group.add_argument(
-            option, type=_for_target, action="append", default=[], metavar=f"[TARGET=]{metavar}", help=text
-        )
+        add(group, f"{option} [TARGET=]{metavar} ...", text, _for_target)
 
 
 def target_securities(options: argparse.Namespace) -> dict[str, ChannelSecurity]:

@@ -12,7 +12,7 @@ from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import DeadlineExceededError, RequestCancelledError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
-from weft.base.statistics import LatencyHistogram, ModelStatistics, failure_reason
+from weft.base.statistics import LatencyHistogram, ModelStatistics
 from weft.serving.backends.base import ModelContext
 from weft.serving.runtime.idle import SLOW_S, CrashedInstances, until_slow
 from weft.serving.runtime.model import SequenceModel, ServedModel
@@ -348,5 +348,5 @@ class OnDemandModel:
         return UnavailableError(f"model {self.label} is not at ready state: it is being unloaded; try again later")
 
     def _failed(self, error: WeftError, context: CallContext) -> WeftError:
-        self.statistics.record_failure(failure_reason(error.code), time.monotonic_ns() - context.arrival_ns)
+        self.statistics.record_failure(error, time.monotonic_ns() - context.arrival_ns)
         return error

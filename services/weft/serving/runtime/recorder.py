@@ -17,7 +17,6 @@ from weft.base.statistics import (
     LatencyHistogram,
     ModelStatistics,
     ResponseStatistics,
-    failure_reason,
 )
 from weft.serving.queues.settings import bound_in
 from weft.serving.request.request import InferenceRequest, Work
@@ -135,7 +134,7 @@ class Recorder:
 
     def failed(self, error: WeftError, arrival_ns: int, now_ns: int) -> None:
         """Count a request that is answered at ``now_ns`` with an error."""
-        self._statistics.record_failure(failure_reason(error.code), now_ns - arrival_ns)
+        self._statistics.record_failure(error, now_ns - arrival_ns)
 
     def overran(self, duration_ns: int, now_ns: int) -> None:
         """Count an inline execution that took too long, and log it unless another was logged within ten seconds."""

@@ -23,7 +23,7 @@ from weft.router.executor import Assembly
 from weft.router.operators.collector.pieces import CollectorSettings
 from weft.router.runtime import Runtime, ShadowPool
 from weft.router.steps.node import Node
-from weft.router.steps.responses import NoResponses
+from weft.router.steps.responses import NodeResponses
 from weft.router.steps.run import Run
 from weft.router.target import TargetModel
 from weft.tools.explain.evaluator import (
@@ -231,7 +231,7 @@ class _StandInNode(Node):
             possible = outcome.possible_errors[0]
             raise possible.with_message(possible.message)
         if outcome.may_be_empty and place.is_empty():
-            run.request.stream = NoResponses()
+            await NodeResponses(_no_responses(), ()).open(run)
             return
         for name, slot in plan.outputs:
             tensor = outcome.outputs[slot]
@@ -240,6 +240,12 @@ class _StandInNode(Node):
                 is_absent = place.lacks(name, known.origins)
                 tensor = None if is_absent else Unknown.of(tensor.datatype, known, tensor.shape)
             run.frame[slot] = tensor
+
+
+async def _no_responses() -> AsyncGenerator[Run, None]:
+    no_runs: tuple[Run, ...] = ()
+    for run in no_runs:
+        yield run
 
 
 class _OpenCondition:

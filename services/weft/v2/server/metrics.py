@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from weft.base.observing import logs
 from weft.base.observing.logs import get_logger
-from weft.base.statistics import LATENCY_BUCKETS_S, LatencyHistogram, ModelStatistics
+from weft.base.statistics import LatencyHistogram, ModelStatistics
 from weft.v2.security.tls import ServerTls
 
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
@@ -139,17 +139,10 @@ class CertificateCollector(Collector):
 
 def cumulative_buckets(histogram: LatencyHistogram) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
     """Cumulative buckets with their exemplars."""
-    bounds = [*(str(bound) for bound in LATENCY_BUCKETS_S), "+Inf"]
-    total = 0.0
-    buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
-    for bound, count, exemplar in zip(bounds, histogram.counts, histogram.exemplars, strict=True):
-        total += count
-        if exemplar is None:
-            buckets.append((bound, total))
-        else:
-            trace_id, seconds, unix_time_s = exemplar
-            buckets.append((bound, total, Exemplar({"trace_id": trace_id}, seconds, unix_time_s)))
-    return buckets
+    return [
+        bucket if exemplar is None else (*bucket, Exemplar({"trace_id": exemplar[0]}, *exemplar[1:]))
+        for bucket, exemplar in zip(histogram.cumulative(), histogram.exemplars, strict=True)
+    ]
 
 
 def make_registry(

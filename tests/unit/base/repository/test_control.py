@@ -14,9 +14,9 @@ from weft.base.repository.control import (
     ClientControl,
     RepositoryWatcher,
     add_control_arguments,
-    control_arguments,
     control_fault,
 )
+from weft.base.text.argument_types import given_arguments
 from weft.serving.lifecycle.repository import Fingerprint, ModelRepository
 
 
@@ -45,7 +45,7 @@ def test_faults_of_arguments_are_named(arguments: list[str], fault: str) -> None
 def test_arguments_are_passed_on_to_another_process() -> None:
     """What is parsed of them there is what was parsed here."""
     options = parsed("--model-control-mode", "explicit", "--load-model", "a", "--load-model", "b")
-    assert options == parsed(*control_arguments(options))
+    assert options == parsed(*given_arguments(options, vars(options)))
 
 
 @pytest.mark.parametrize(

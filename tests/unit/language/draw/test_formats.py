@@ -94,10 +94,10 @@ def test_hostile_text_stays_text(seed):
 
     first, second = Item("n2", words(), [words(), words()]), Item("n3", words(), role=Role.CHOICE)
     inner = Group(
-        "n4", words(), "switch", [words()], items=[Item("n5", words(), role=Role.MERGE)], stroke=Stroke.DASHED
+        "n4", words(), [words()], kind="switch", items=[Item("n5", words(), role=Role.MERGE)], stroke=Stroke.DASHED
     )
     edges = [Edge("n2", "n3", [words()], stroke=Stroke.DOTTED), Edge("n3", "n4", [words(), words()], words())]
-    diagram = Group("n1", words(), "sequence", [words()], words(), items=[first, second, inner], edges=edges)
+    diagram = Group("n1", words(), [words()], words(), kind="sequence", items=[first, second, inner], edges=edges)
     lines = mermaid_lines(render_mermaid(diagram))
     label = next(line for line in lines if line.strip().startswith("n2["))
     assert [first.title, *first.lines] == unescaped(label.strip().removeprefix('n2["').removesuffix('"]'))

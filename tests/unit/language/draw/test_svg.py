@@ -185,7 +185,7 @@ def test_a_drawing_of_any_shape_is_readable(seed):
         return " ".join("Wi<&>\"'日"[generator.randrange(8)] * generator.randint(1, 30) for _ in range(3))
 
     def group(depth: int) -> Group:
-        made = Group(f"n{next(numbers)}", words(), "switch", [words()] * generator.randint(0, 3))
+        made = Group(f"n{next(numbers)}", words(), [words()] * generator.randint(0, 3), kind="switch")
         for _ in range(generator.randint(2, 9)):
             if depth and generator.random() < 0.4:
                 made.items.append(group(depth - 1))
@@ -224,7 +224,7 @@ def test_a_cut_text_is_whole_in_the_tooltip():
     item = Item("n2", "step")
     caption = Caption(condition)
     item.lines, item.tooltip = caption.lines, caption.tooltip
-    root = ElementTree.fromstring(render_svg(Group("n1", "graph", "switch", items=[item])))
+    root = ElementTree.fromstring(render_svg(Group("n1", "graph", kind="switch", items=[item])))
     titles = [title.text for group in root.iter(f"{NAMESPACE}g") for title in group.findall(f"{NAMESPACE}title")]
     shown = "".join("".join(text.itertext()) for text in root.iter(f"{NAMESPACE}text"))
     assert [condition] == titles
@@ -234,7 +234,7 @@ def test_a_cut_text_is_whole_in_the_tooltip():
 
 def test_characters_that_xml_cannot_hold_are_replaced():
     """Control characters in a name do not break the file; markup in it stays text."""
-    text = render_svg(Group("n1", 'a\x01b<script>&"', "switch", items=[Item("n2", "]]>", stroke=Stroke.DASHED)]))
+    text = render_svg(Group("n1", 'a\x01b<script>&"', kind="switch", items=[Item("n2", "]]>", stroke=Stroke.DASHED)]))
     shown = ["".join(element.itertext()) for element in ElementTree.fromstring(text).iter(f"{NAMESPACE}text")]
     assert ['a\ufffdb<script>&"switch', "]]>"] == shown
 

@@ -6,10 +6,9 @@ import pytest
 from tests.unit.language.conftest import FOLDER, FakeCatalog, FolderGraphs
 
 from weft.language import GraphSource
-from weft.language.plan import NodePlan
+from weft.language.plan import NodePlan, steps_of
 from weft.router.compile import compile_graph
 from weft.router.operators import KINDS
-from weft.router.repository.serving import steps_of
 
 GOOD = sorted((FOLDER / "good").glob("*.pbtxt"))
 

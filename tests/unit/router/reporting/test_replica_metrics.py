@@ -15,8 +15,9 @@ from tests.unit.router.fake_target import FakeTarget
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import RemoteError
 from weft.base.observing import telemetry
-from weft.router.metrics import ReplicaCollector
-from weft.router.target import RetryBudget, Target, TargetModel
+from weft.router.metrics import TargetCollector
+from weft.router.target import Target, TargetModel
+from weft.router.targets.catalog import TargetCatalog
 from weft.router.targets.replicas import Health, MembershipSettings, OnHealth
 from weft.router.targets.replicated import ReplicatedTarget
 from weft.router.targets.specification import BalancingPolicy
@@ -52,10 +53,10 @@ async def test_every_replica_has_its_figures() -> None:
     target, _ = await two_replicas()
     for _ in range(40):
         await target.infer(InferCall("m"), CallContext())
-    budget = RetryBudget(max_tokens=0)
-    budget.take()
+    catalog = TargetCatalog([target], retry_percent=0)
+    catalog.budgets["model"].take()
     registry = CollectorRegistry()
-    registry.register(ReplicaCollector([target], {"model": budget}))
+    registry.register(TargetCollector(catalog))
     text = generate_latest(registry).decode()
     for line in (
         f'weft_endpoint_requests_total{{endpoint="a:1",status="UNAVAILABLE",target="model"}} {float(target.num_moved)}',

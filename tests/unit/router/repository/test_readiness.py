@@ -4,11 +4,11 @@ from typing import Any
 
 from tests.unit.router import make
 
-from weft.language.plan import NodePlan, ShadowPlan
+from weft.language.plan import NodePlan, ShadowPlan, steps_of
 from weft.router.combine import METHODS
 from weft.router.operators.ensemble import EnsemblePlan
 from weft.router.operators.sequence import SequencePlan
-from weft.router.repository.serving import missing_call, steps_of
+from weft.router.repository.serving import missing_call
 
 
 def missing(node: NodePlan, *lost: str) -> str:

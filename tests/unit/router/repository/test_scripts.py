@@ -37,7 +37,7 @@ from weft.base.core import CallContext, InferCall
 from weft.base.errors import WeftError
 from weft.router.core import RouterCore
 from weft.router.repository import serving
-from weft.router.repository.handover import state_of, take_over
+from weft.router.worker import state_of, take_over
 
 HEADER = make.PIPE.partition("node")[0]
 VERSION = re.compile(r"v?\d+")

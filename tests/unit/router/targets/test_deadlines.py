@@ -1,4 +1,4 @@
-"""Deadlines of what is awaited, by one timer for all."""
+"""Deadlines of what is awaited, by one timer for all, each at most a millisecond late."""
 
 import asyncio
 import gc
@@ -46,7 +46,7 @@ async def test_what_takes_too_long_is_cancelled(virtual_clock: VirtualClock) -> 
     with pytest.raises(LateError):
         await deadlines.within(slow(), 0.05, LateError)
     task: Any = asyncio.current_task()
-    assert ([50.0], 0) == (ended, task.cancelling())
+    assert (pytest.approx([50.5], abs=0.5), 0) == (ended, task.cancelling())
     await asyncio.sleep(0)
 
 
@@ -62,7 +62,7 @@ async def test_each_has_its_own_deadline(virtual_clock: VirtualClock) -> None:
         return virtual_clock.elapsed_ms()
 
     times = await asyncio.gather(ended_ms(0.3, 9), ended_ms(0.1, 9), ended_ms(0.2, 0.05), ended_ms(0.05, 9))
-    assert (-300.0, -100.0, 50.0, -50.0) == tuple(times)
+    assert pytest.approx([-300.5, -100.5, 50.0, -50.5], abs=0.5) == times
 
 
 async def test_a_cancel_from_outside_is_a_cancel(virtual_clock: VirtualClock) -> None:
@@ -108,19 +108,19 @@ async def test_an_answer_at_the_last_moment_counts(virtual_clock: VirtualClock) 
 
 
 async def test_one_timer_serves_all(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand waits that end in time set one; and what they leave behind is bounded."""
+    """A thousand waits that end in time set one, and leave nothing behind."""
     loop, deadlines = asyncio.get_running_loop(), Deadlines()
     timers, call_at = [], loop.call_at
     monkeypatch.setattr(loop, "call_at", lambda when, *rest: timers.append(when) or call_at(when, *rest))
     for _ in range(1000):
         await deadlines.within(asyncio.sleep(0), 5.0, LateError)
     assert 1 == len(timers)
-    assert len(deadlines._waits) <= 100
+    assert not any(deadlines._queue._buckets.values())
     deadlines.close()
 
 
 async def test_a_wait_that_is_over_keeps_nothing(virtual_clock: VirtualClock) -> None:
-    """Neither the task nor what it awaited, though its time is still in the list."""
+    """Neither the task nor what it awaited, though its time has not come."""
     deadlines = Deadlines()
     task = asyncio.ensure_future(deadlines.within(after(0.01), 60.0, LateError))
     await task

@@ -13,7 +13,7 @@ from tests.unit.router.targets.test_replicated import Fleet, Streaming, call, in
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import RemoteError
-from weft.router.metrics import ReplicaCollector
+from weft.router.metrics import TargetCollector
 from weft.router.target import RetryBudget, TargetModel
 from weft.router.targets.catalog import TargetCatalog
 from weft.router.targets.replicas import Health
@@ -126,10 +126,10 @@ async def test_a_stream_is_begun_again_before_its_first_response_only(num_respon
 async def test_every_state_of_a_replica_is_a_series() -> None:
     """That of one that is lost has 0 for serving, and so has a target that is one server and does not answer."""
     fleet = fleet_of("a:1", "b:1")
-    catalog = TargetCatalog([FakeTarget("alone")])
     async with replicated(fleet) as target:
+        catalog = TargetCatalog([target, FakeTarget("alone")])
         registry = CollectorRegistry()
-        registry.register(ReplicaCollector([target], {}, catalog.servers))
+        registry.register(TargetCollector(catalog))
         fleet.tells["b:1"](Health.UNREACHABLE)
         states = ("serving", "unreachable", "ejected")
         for address, expected in (("a:1", [1, 0, 0]), ("b:1", [0, 1, 0])):

@@ -31,7 +31,25 @@ class MapKind(NodeKind):
 
     @override
     def check(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
-        check_map(file, node, report)
+        """Report unnamed lists (G027), a number of steps other than one (G027), and invalid collects (G029, G005)."""
+        message, path = node.message.map, node.kind_path
+        if not message.over:
+            text = f"map '{node.name}' has no 'over'; name the inputs whose rows its step gets, for example"
+            report.error("G027", file, path, f'{text} over: "CROPS"')
+        for i, name in enumerate(message.over):
+            if name in message.over[:i]:
+                report.error("G027", file, f"{path}.over[{i}]", f"'{name}' is named already; leave one out")
+            elif name == message.lengths:
+                text = f"'{name}' says how many rows of the lists count, so it is no list itself; leave it out here"
+                report.error("G027", file, f"{path}.over[{i}]", text)
+        steps = [step for step in node.steps if not step.is_shadow]
+        if len(steps) > 1:
+            text = (
+                f"map '{node.name}' has {len(steps)} steps, and runs one; put them into a node, for example a "
+                'sequence, and let its step run that: step { node: "..." }'
+            )
+            report.error("G027", file, steps[1].path, text)
+        _check_collects(file, node, report)
 
     @override
     def why_no_stream(self, node: NodeDefinition) -> str:
@@ -63,37 +81,14 @@ class MapKind(NodeKind):
     def build(
         self, builder: NodeBuilder, scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
-        built, types = build_map(builder, scope)
-        if built is None:
-            return None, types
-        steps, settings, slots = built
-        return replace(scope.node_plan(MapPlan, steps, slots), settings=settings), types
+        index = next((index for index, step in enumerate(scope.node.steps) if not step.is_shadow), -1)
+        if index < 0:  # reported
+            return None, {name: TensorType.unknown("a map without a step") for name in scope.names.outputs}
+        return _MapBuilder(builder, scope, index).build()
 
 
 #: Chunks at once where the file does not say.
 DEFAULT_INFLIGHT = 8
-
-
-def check_map(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
-    """Report unnamed lists (G027), a number of steps other than one (G027), and invalid collects (G029, G005)."""
-    message, path = node.message.map, node.kind_path
-    if not message.over:
-        text = f"map '{node.name}' has no 'over'; name the inputs whose rows its step gets, for example over: \"CROPS\""
-        report.error("G027", file, path, text)
-    for i, name in enumerate(message.over):
-        if name in message.over[:i]:
-            report.error("G027", file, f"{path}.over[{i}]", f"'{name}' is named already; leave one out")
-        elif name == message.lengths:
-            text = f"'{name}' says how many rows of the lists count, so it is no list itself; leave it out here"
-            report.error("G027", file, f"{path}.over[{i}]", text)
-    steps = [step for step in node.steps if not step.is_shadow]
-    if len(steps) > 1:
-        text = (
-            f"map '{node.name}' has {len(steps)} steps, and runs one; put them into a node, for example a sequence, "
-            'and let its step run that: step { node: "..." }'
-        )
-        report.error("G027", file, steps[1].path, text)
-    _check_collects(file, node, report)
 
 
 def _check_collects(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
@@ -128,19 +123,7 @@ def lengths_name(node: NodeDefinition, tensor: str) -> str:
     return ""
 
 
-def build_map(
-    builder: NodeBuilder, scope: Scope
-) -> tuple[tuple[list[StepPlan], MapSettings, dict[str, int]] | None, dict[str, TensorType]]:
-    """Compile a map: its steps, settings and output slots (None after a reported error), and the output types."""
-    index = next((index for index, step in enumerate(scope.node.steps) if not step.is_shadow), -1)
-    if index < 0:  # reported
-        return None, {name: TensorType.unknown("a map without a step") for name in scope.names.outputs}
-    return _MapBuilder(builder, scope, index).build()
-
-
 class _MapBuilder:
-    """Compiles one use of a map."""
-
     def __init__(self, builder: NodeBuilder, scope: Scope, index: int) -> None:
         self._builder = builder
         self._scope = scope
@@ -152,7 +135,7 @@ class _MapBuilder:
             name: self._list_dims(name, known) for name in self._message.over if (known := scope.inputs.get(name))
         }
 
-    def build(self) -> tuple[tuple[list[StepPlan], MapSettings, dict[str, int]] | None, dict[str, TensorType]]:
+    def build(self) -> tuple[NodePlan | None, dict[str, TensorType]]:
         scope, wanted = self._scope, self._scope.call.wanted
         if not self._message.over:  # reported; without lists nothing is known of what the step gets
             return None, {name: TensorType.unknown("a map without lists") for name in scope.names.outputs}
@@ -184,7 +167,8 @@ class _MapBuilder:
             return None, types
         if not self._builder.report.has_errors:
             self._check_read(plans, rows)
-        return (plans, self._settings(plans, rows, answers, slots), slots), types
+        settings = self._settings(plans, rows, answers, slots)
+        return replace(scope.node_plan(MapPlan, plans, slots), settings=settings), types
 
     def _settings(
         self, plans: Sequence[StepPlan], rows: Scope, answers: Mapping[str, int], slots: Mapping[str, int]

@@ -58,12 +58,30 @@ class SequenceKind(NodeKind):
         self, builder: NodeBuilder, scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
         """Compile a sequence; steps that nothing reads are left out."""
-        steps, loop, outputs = build_pipeline(builder, scope)
-        if steps is None:
+        names, message = scope.names.steps, scope.node.message.sequence
+        after = _follows(scope, range(len(names)))
+        waits = {i: names[i].waits_for | after[i] for i in range(len(names))}
+        order = _order(builder, scope, waits)
+        if order is None:
+            return None, {name: TensorType.unknown("a cycle") for name in scope.names.outputs}
+        live, slots = _allocate(scope, order, after)
+        whole = scope.names.indexes_of(scope.node, message.answer_after)
+        whole = whole.union(*(after[i] | names[i].asks for i in live))
+        built = {i: _compiled(builder, scope, i, slots.get(i), is_whole=i in whole) for i in order}
+        _check_unread(builder, scope, _live_steps(scope, order, {*_read_by_node(scope), *scope.names.outputs}, after))
+        loop = _loop(builder, scope)
+        if scope.streaming:
+            _check_streams(builder.report, scope, order, waits)
+        elif not any(step.is_open for step in names):
+            _check_one_response(builder.report, scope)
+        known = {**scope.inputs, **scope.produced}
+        outputs = {name: known[name] for name in scope.names.outputs if name in known}
+        plans = {i: plan for i in range(len(names)) if i in live and (plan := built[i].plan)}
+        if len(plans) != len(live):
             return None, outputs
-        limit = scope.node.message.sequence.max_inflight_responses
-        plan = scope.node_plan(SequencePlan, steps, {**scope.slots, **scope.given_slots})
-        return replace(plan, loop=loop, max_inflight_responses=limit if scope.streaming else 0), outputs
+        node = scope.node_plan(SequencePlan, _linked(scope, plans), {**scope.slots, **scope.given_slots})
+        limit = message.max_inflight_responses if scope.streaming else 0
+        return replace(node, loop=loop, max_inflight_responses=limit), outputs
 
     @override
     def check(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
@@ -83,32 +101,6 @@ class SequenceKind(NodeKind):
 _WHILE = Purpose("while")
 #: Label of a tensor that exists once for each request.
 _ONCE = -1
-
-
-def build_pipeline(
-    builder: NodeBuilder, scope: Scope
-) -> tuple[list[StepPlan] | None, LoopPlan | None, dict[str, TensorType]]:
-    """Compile a sequence: its steps (None after a reported error), its loop, and types of its possible outputs."""
-    names = scope.names.steps
-    after = _follows(scope, range(len(names)))
-    waits = {i: names[i].waits_for | after[i] for i in range(len(names))}
-    order = _order(builder, scope, waits)
-    if order is None:
-        return None, None, {name: TensorType.unknown("a cycle") for name in scope.names.outputs}
-    live, slots = _allocate(scope, order, after)
-    whole = scope.names.indexes_of(scope.node, scope.node.message.sequence.answer_after)
-    whole = whole.union(*(after[i] | names[i].asks for i in live))
-    built = {i: _compiled(builder, scope, i, slots.get(i), is_whole=i in whole) for i in order}
-    _check_unread(builder, scope, _live_steps(scope, order, {*_read_by_node(scope), *scope.names.outputs}, after))
-    loop = _loop(builder, scope)
-    if scope.streaming:
-        _check_streams(builder.report, scope, order, waits)
-    elif not any(step.is_open for step in names):
-        _check_one_response(builder.report, scope)
-    known = {**scope.inputs, **scope.produced}
-    outputs = {name: known[name] for name in scope.names.outputs if name in known}
-    plans = {i: plan for i in range(len(names)) if i in live and (plan := built[i].plan)}
-    return (_linked(scope, plans) if len(plans) == len(live) else None), loop, outputs
 
 
 def _compiled(
