@@ -289,14 +289,14 @@ def test_settings_and_loads_become_messages() -> None:
     for name, setting in trace.settings.items():
         answer.settings[name].value.extend(setting.value)
     assert {"trace_level": ["TIMESTAMPS"], "trace_rate": "5", "trace_file": ""} == messages.trace_json(answer)
-    log = messages.log_request({"log_info": True, "log_verbose_level": 1, "log_file": "x"})
+    log = messages.log_request("", {"log_info": True, "log_verbose_level": 1, "log_file": "x"})
     assert (True, 1, "x") == (
         log.settings["log_info"].bool_param,
         log.settings["log_verbose_level"].uint32_param,
         log.settings["log_file"].string_param,
     )
     with pytest.raises(RequestError, match="'log_info' must be"):
-        messages.log_request({"log_info": -1})
+        messages.log_request("", {"log_info": -1})
 
 
 async def test_paths_have_few_names() -> None:
