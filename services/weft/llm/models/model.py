@@ -17,7 +17,7 @@ from weft.llm.models.sharding import Shard, is_second
 from weft.llm.models.stages import stages
 from weft.llm.parallel.context import ContextShare
 from weft.llm.parallel.groups import ALONE, Groups
-from weft.llm.parallel.products import Gathered, OfGathered, Reduced, embedding
+from weft.llm.parallel.products import embedding, gathered, of_gathered, reduced
 from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm, is_router
 from weft_kernels.blocks.layout import MAX_CODE, KVLayer, cache_shape, split_layers
 from weft_kernels.linear.products import Matrix, linear, matrix_bytes
@@ -229,12 +229,12 @@ class TransformerModel:
         """The product whose result all tensor ranks have, of one that gives a rank's part; others stay."""
         group = self.groups.tensor
         if name == LM_HEAD:
-            return Gathered(product, group, self.config.vocab_size)
+            return gathered(product, group, self.config.vocab_size)
         if not is_second(name):
             return product
         if is_by_outputs:
-            return Gathered(OfGathered(product, group), group, self.config.hidden_size)
-        return Reduced(product, group)
+            return gathered(of_gathered(product, group), group, self.config.hidden_size)
+        return reduced(product, group)
 
     def new_kv(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A zeroed KV cache, laid out as in ``weft_kernels.blocks.layout``; of ``self.dtype`` by default.

@@ -1,55 +1,37 @@
-"""Products of which each tensor rank has a part: ``Reduced``, ``Gathered``, ``OfGathered``."""
-
-from collections.abc import Callable
+"""Products of which each tensor rank has a part: ``reduced``, ``gathered``, ``of_gathered``."""
 
 import torch
 from torch import Tensor
 
+from weft.llm.ops import Linear
 from weft.llm.parallel.groups import Group
 
-_Product = Callable[[Tensor], Tensor]
+
+def reduced(product: Linear, group: Group) -> Linear:
+    """A product whose inputs are divided, ``[T, in of this rank]`` to ``[T, out]``: the sum of what the ranks have."""
+    return lambda x: group.all_reduce(product(x))
 
 
-class Reduced:
-    """A product whose inputs are divided: the sum of what the ranks have."""
+def gathered(product: Linear, group: Group, num_outputs: int) -> Linear:
+    """A product whose outputs are divided, ``[T, in]`` to ``[T, out]``, newly allocated.
 
-    def __init__(self, product: _Product, group: Group) -> None:
-        self._product = product
-        self._group = group
+    By default they are divided evenly; ranks behind the first ones may have fewer.
+    """
+    most = -(-num_outputs // group.size)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """``[T, in of this rank]`` to ``[T, out]``, newly allocated."""
-        return self._group.all_reduce(self._product(x))
-
-
-class Gathered:
-    """A product whose outputs are divided, by default evenly; ranks behind the first ones may have fewer."""
-
-    def __init__(self, product: _Product, group: Group, num_outputs: int) -> None:
-        self._product = product
-        self._group = group
-        self._num_outputs = num_outputs
-        self._most = -(-num_outputs // group.size)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """``[T, in]`` to ``[T, out]``, newly allocated."""
-        own = self._product(x)
-        if missing := self._most - own.shape[1]:
+    def multiply(x: Tensor) -> Tensor:
+        own = product(x)
+        if missing := most - own.shape[1]:
             own = torch.nn.functional.pad(own, (0, missing))
-        whole = self._group.all_gather(own, 1)
-        return whole if whole.shape[1] == self._num_outputs else whole[:, : self._num_outputs].contiguous()
+        whole = group.all_gather(own, 1)
+        return whole if whole.shape[1] == num_outputs else whole[:, :num_outputs].contiguous()
+
+    return multiply
 
 
-class OfGathered:
-    """A product that takes all inputs, of which each rank has some."""
-
-    def __init__(self, product: _Product, group: Group) -> None:
-        self._product = product
-        self._group = group
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """``[T, in of this rank]`` to ``[T, out]``, newly allocated."""
-        return self._product(self._group.all_gather(x, 1))
+def of_gathered(product: Linear, group: Group) -> Linear:
+    """A product that takes all inputs, of which each rank has some: ``[T, in of this rank]`` to ``[T, out]``."""
+    return lambda x: product(group.all_gather(x, 1))
 
 
 def embedding(token_ids: Tensor, rows: Tensor, first: int, group: Group) -> Tensor:
