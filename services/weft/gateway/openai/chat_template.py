@@ -162,7 +162,7 @@ class ChatTemplate:
                 _check_time()
                 deltas.append(delta)
         except _TemplateRejectionError as refusal:
-            raise RequestError(f"the chat template refuses: {refusal.text[:500]}", param="messages") from None
+            raise RequestError(f"the chat template refuses: {refusal!s:.500}", param="messages") from None
         except WeftError:
             raise
         except Exception as error:  # any defect of the template
@@ -176,11 +176,7 @@ class ChatTemplate:
 
 
 class _TemplateRejectionError(Exception):
-    """The template called ``raise_exception``."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
+    """The template called ``raise_exception``, with a text."""
 
 
 #: Deadline of the current rendering, by ``time.monotonic``.

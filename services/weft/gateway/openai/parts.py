@@ -184,8 +184,8 @@ async def part_response(
     writer: Callable[[ChatRequest, AnswerForm], PartWriter],
 ) -> ASGIApp:
     """The answer to a chat in parts. Raises RequestError or InternalError."""
-    common, prompt, form = await chat.prepare(request, model)
+    common, form = await chat.prepare(request, model)
     # Which tokens belong to the reasoning or the text can only be told of a stream.
     is_stream = common.is_stream or form.marks is not None or "logprobs" in common.sampling
     asked = replace(common, is_stream=is_stream)
-    return await respond(call, model, asked, [prompt], writer(request, form), is_stream=common.is_stream)
+    return await respond(call, model, asked, writer(request, form), is_stream=common.is_stream)
