@@ -33,8 +33,6 @@ class Settings(NamedTuple):
         has_weights: Whether to load weights; False: random ones, for benchmarks.
         has_own_defaults: Whether ``generation_config.json`` sets the sampling parameters that a request lacks.
         metric_names: Conventions by whose names metrics are exported besides our own.
-        mesh_key: As of ``ModelContext``.
-        role: One of ``ROLES``.
         kv_transfer_timeout_ms: How long a request waits for blocks.
         kv_events: Where and how to publish events of cached blocks; None: nowhere.
     """

@@ -201,7 +201,6 @@ class TextOptions(NamedTuple):
     """Options of detokenization; names and defaults are vLLM's.
 
     Attributes:
-        stop: Stop strings.
         shows_stop: ``include_stop_str_in_output``.
         skips_special_tokens: Whether to omit tokens such as ``</s>``.
         min_tokens: Tokens in which no stop string may end.

@@ -45,10 +45,8 @@ class ChatRequest:
     """A validated body.
 
     Attributes:
-        common: Fields of every endpoint that generates text.
         messages: See ``parse_messages``.
         add_generation_prompt: Whether the prompt ends with the start of the assistant's message.
-        variables: Additional template variables.
         has_special_tokens: Whether special tokens in messages and variables are special, not text.
         tool_use: The tools that the model may call; None: none.
         shows_reasoning: Whether the answer has the model's reasoning.

@@ -119,11 +119,9 @@ class ChatTemplate:
         """Render the prompt. Blocks as long as the template runs, so call it on a thread.
 
         Args:
-            messages: Messages with ``role`` and ``content``.
             add_generation_prompt: Whether the prompt ends with the start of the assistant's message.
             variables: Additional template variables; they cannot override the above or any function.
             continues: Whether the prompt ends with the text of the last message.
-            tools: As in OpenAI's requests.
             has_special_tokens: Whether a special token in messages, variables and tools is one; else it is text there,
                 with an invisible character behind its first one.
 

@@ -54,11 +54,9 @@ class ChoiceDelta(NamedTuple):
     """The tokens that one response adds to one choice; fields that the model does not report are None.
 
     Attributes:
-        choice: Index of the choice.
         finish_reason: ``stop`` or ``length``, once, with the last delta of the choice.
         logprobs: Of its tokens, each as in ``/v1/chat/completions``: the sampled one, and the most likely ones there.
         num_input_tokens, num_cached_tokens: Tokens of the prompt, and the prefix-cached ones of these.
-        num_output_tokens: Tokens of this delta.
         stop_reason: The stop string that ended the choice; None: none did, or the model does not report it.
         prompt_logprobs: Of the tokens of the prompt, with the first delta, if asked for.
     """

@@ -43,15 +43,7 @@ class Part:
 class PartWriter(AnswerWriter):
     """One choice in parts; a whole answer is what is left at the end of a stream.
 
-    Args:
-        request: The chat.
-        form: What the answer may consist of.
-
     Attributes:
-        id_prefix: Of answers' ids.
-        request: The chat.
-        parts: So far.
-        usage: Tokens so far.
         num_reasoning_tokens: Tokens of these that were reasoning and its marks, by steps of the model.
         finish_reason, stop_reason: Why the answer ended, as of ``ChoiceDelta``; None while it has not.
     """

@@ -148,9 +148,7 @@ class TextRequest:
     """A validated request.
 
     Attributes:
-        model: Name of the model or graph.
         sampling: Sampling parameters for the model, as JSON; ``logprobs`` only if requested.
-        is_stream: Whether to stream the response.
         has_usage_chunk: Whether a stream ends with a chunk that has the usage.
         parameters: Request parameters: ``priority``, ``cache_salt`` and ``parse_special_tokens``, if given, and those
             that the endpoint adds.

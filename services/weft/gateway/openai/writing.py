@@ -90,7 +90,6 @@ class ResponseForm(NamedTuple):
     """Response format of an endpoint with choices.
 
     Attributes:
-        id_prefix: Of response ids.
         object, chunk_object: Type of a response, and of a chunk of one.
         choice: A complete choice as JSON, given its index.
         delta_choices: The one-element list of choices in the chunks for a delta.

@@ -27,7 +27,6 @@ class Granite(TransformerConfig):
     """Configuration of Granite 3.
 
     Attributes:
-        embedding_multiplier: Factor on embeddings.
         attention_multiplier: Factor on scores of attention, in place of one from the width of a head.
         residual_multiplier: Factor on what attention and MLP add to the residual stream.
         logits_scaling: Logits are divided by it.

@@ -116,7 +116,6 @@ class TransformerModel:
             from the mapping one by one, so that a weight and its packed copy are not both kept. With tied embeddings
             there may still be a matrix for the LM head.
         dtype: Type of computation and KV cache.
-        device: Device of computation.
         deterministic: The hidden state of a token is bitwise independent of the other tokens of the step.
         max_model_len: Number of supported positions; 0: the context length of the model.
         lora: Adapters of the model, of ``dtype`` and on ``device``; None: it has none.
