@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from weft.llm.parallel.groups import Group
 
 
-#: Bytes per element of each type of weights and KV cache.
 #: Types of 8-bit codes of a KV cache, which have a float32 scale for each token and head.
 KV_CODES = ("int8", "fp8")
 _KV_SCALE_BYTES = 4
