@@ -16,8 +16,7 @@ from weft.llm.models.rope import rotary_dim_of
 from weft.llm.models.sharding import Shard, is_second
 from weft.llm.models.stages import stages
 from weft.llm.parallel.context import ContextShare
-from weft.llm.parallel.groups import ALONE, Groups
-from weft.llm.parallel.products import embedding, gathered, of_gathered, reduced
+from weft.llm.parallel.groups import ALONE, Groups, embedding, gathered, of_gathered, reduced
 from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm, is_router
 from weft_kernels.blocks.layout import MAX_CODE, KVLayer, cache_shape, split_layers
 from weft_kernels.linear.products import Matrix, linear, matrix_bytes
