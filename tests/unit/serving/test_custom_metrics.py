@@ -198,10 +198,9 @@ def nvml():
 
 def scraped(nvml):
     """Sample lines."""
-    exports, registry = ExportedMetrics(), CollectorRegistry()
+    exports = ExportedMetrics()
     exports.attach("gpus", lambda: gpu_metrics(nvml))
-    registry.register(exports)
-    lines = generate_latest(registry).decode().splitlines()
+    lines = generate_latest(exports).decode().splitlines()
     return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 
 
@@ -231,11 +230,8 @@ def test_a_driver_that_is_gone_leaves_the_other_figures(nvml):
 
 def test_nothing_without_package_or_driver(monkeypatch, nvml):
     """Where the package is missing, or NVML does not start, there are no such metrics."""
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    attach_gpus(exports := ExportedMetrics())
-    assert 6 == len(list(exports.collect()))
-    nvml.nvmlInit = refuse
-    for missing in (nvml, None):
-        monkeypatch.setitem(sys.modules, "pynvml", missing)
+    for module, start, num_families in ((nvml, nvml.nvmlInit, 6), (nvml, refuse, 0), (None, refuse, 0)):
+        nvml.nvmlInit = start
+        monkeypatch.setitem(sys.modules, "pynvml", module)
         attach_gpus(exports := ExportedMetrics())
-        assert [] == list(exports.collect())
+        assert num_families == len(list(exports.collect()))
