@@ -34,7 +34,7 @@ if _choice not in _CHOICES:
 ARE_KERNELS_FORCED = _choice == "triton"
 
 #: ``x @ weight.T + bias``: ``[T, in]``, not modified, to ``[T, out]``, newly allocated.
-Linear: TypeAlias = "Callable[[Tensor], Tensor]"
+Linear: TypeAlias = Callable[["Tensor"], "Tensor"]
 
 
 def rms_norm(x: "Tensor", weight: "Tensor", eps: float, residual: "Tensor | None" = None) -> "tuple[Tensor, Tensor]":
