@@ -109,8 +109,8 @@ async def test_a_response_has_json_and_binary_outputs() -> None:
     }
     result = InferResult("m", "1", "7", {"p": 1}, outputs)
     region = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
-    body = await make_body(result, {"C": region}, lambda name: name == "B", run_here)
-    assert [len(body.pieces[0]), 4] == [body.header_bytes, len(body.pieces[1])]
+    text, tensor = await make_body(result, {"C": region}, lambda name: name == "B", run_here)
+    assert 4 == len(tensor)
     assert {
         "model_name": "m",
         "model_version": "1",
@@ -121,8 +121,8 @@ async def test_a_response_has_json_and_binary_outputs() -> None:
             {"name": "B", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}},
             {"name": "C", "datatype": "FP32", "shape": [1], "parameters": region},
         ],
-    } == json.loads(body.pieces[0])
-    assert (await make_body(InferResult("m", "1", ""), {}, bool, run_here)).header_bytes is None
+    } == json.loads(text)
+    assert 1 == len(await make_body(InferResult("m", "1", ""), {}, bool, run_here))
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
