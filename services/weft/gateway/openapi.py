@@ -84,7 +84,6 @@ def encoded(routes: Iterable[Route], endpoints: Collection[Endpoint]) -> bytes:
 
 
 def _operation(method: str, path: str, error: str) -> Json:
-    """What every operation has."""
     first, *rest = filter(None, re.split(r"\W", f"{method.lower()}{path}"))
     statuses = STATUSES if method == "POST" else [status for status in STATUSES if status not in (408, 413)]
     refused = {str(status): {"$ref": f"#/components/responses/{error}"} for status in statuses}
