@@ -174,7 +174,7 @@ class TransformerModel:
         own = {name: weights.pop(name).to(device=device, dtype=dtype) for name in weights.keys() - matrices}
         own |= {name: config.gain(weight) for name, weight in own.items() if is_norm(name)}
         by_outputs = {name for name in matrices if is_second(name) and _num_outputs(weights[name]) < config.hidden_size}
-        products = {
+        products: dict[str, ops.Linear] = {
             name: multiply_by(
                 _moved(weights.pop(name), self.device, dtype),
                 self._bias(name, own.get(bias_of(name)), is_by_outputs=name in by_outputs),
