@@ -111,7 +111,7 @@ def test_parts_follow_from_the_weight_alone(monkeypatch):
     def parts(num_outputs: int, num_inputs: int, columns: int) -> int:
         codes = torch.empty(num_inputs // 2, num_outputs, dtype=torch.uint8)
         scales = torch.empty(num_inputs // 128, num_outputs)
-        weight = QuantizedWeight(codes, scales, None, None, 128, (num_outputs, num_inputs), 4)
+        weight = QuantizedWeight(codes, scales, 128, (num_outputs, num_inputs), 4)
         inner = lowbit_triton_kernel.inputs_per_tile(weight, 128)
         return lowbit_triton_kernel.num_parts(weight, columns, inner)
 

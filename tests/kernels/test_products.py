@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,9 +104,7 @@ def test_inputs_in_another_order() -> None:
     order = torch.randperm(128, generator=torch.Generator().manual_seed(5))
     weight, x = _normal(70, 128, seed=1), _normal(9, 128)
     plain = quantize_linear(weight[:, order], 4, 32)
-    codes = QuantizedWeight(
-        plain.codes, plain.scales, plain.zeros, plain.lookup, plain.group_size, plain.shape, plain.num_bits, order
-    )
+    codes = replace(plain, permutation=order)
     torch.testing.assert_close(products.linear(plain)(x[:, order]), products.linear(codes)(x), rtol=0, atol=0)
 
 

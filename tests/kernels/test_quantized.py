@@ -59,7 +59,7 @@ def test_every_element_is_that_of_the_layout(kind: str) -> None:
 def test_packing_loses_nothing(num_bits: int) -> None:
     """Every code comes back from where it was packed."""
     codes = torch.randint(0, 2**num_bits, (32, 5), generator=torch.Generator().manual_seed(1))
-    weight = QuantizedWeight(pack(codes, num_bits), torch.ones(4, 5), None, None, 8, (5, 32), num_bits)
+    weight = QuantizedWeight(pack(codes, num_bits), torch.ones(4, 5), 8, (5, 32), num_bits)
     assert torch.equal(codes, weight.unpacked().long())
 
 

@@ -30,12 +30,12 @@ class QuantizedWeight:
         codes: uint8. 8 bits: ``[K, N]``. 4 bits: ``[K / 2, N]``, row ``i`` has input ``2 i`` in the low half of each
             byte and input ``2 i + 1`` in the high half.
         scales: float32 or float16 ``[K / group_size, N]``. May be negative or 0.
-        zeros: In units of codes, not always whole numbers, shape and dtype of ``scales``. None: ``2 ** (num_bits - 1)``
-            everywhere, or a table.
-        lookup: float32 ``[16]``: the value of each code, for 4 bits alone. None: codes are linear.
         group_size: Inputs that share a scale; divides K. K: a scale for each output.
         shape: ``(N, K)``.
         num_bits: 4 or 8.
+        zeros: In units of codes, not always whole numbers, shape and dtype of ``scales``. None: ``2 ** (num_bits - 1)``
+            everywhere, or a table.
+        lookup: float32 ``[16]``: the value of each code, for 4 bits alone. None: codes are linear.
         permutation: int64 ``[K]``: the input that each row of the codes stands for, so that
             ``x[:, permutation] @ codes`` is the product. None: in order.
 
@@ -45,11 +45,11 @@ class QuantizedWeight:
 
     codes: Tensor
     scales: Tensor
-    zeros: Tensor | None
-    lookup: Tensor | None
     group_size: int
     shape: tuple[int, int]
     num_bits: int
+    zeros: Tensor | None = None
+    lookup: Tensor | None = None
     permutation: Tensor | None = None
 
     def __post_init__(self) -> None:

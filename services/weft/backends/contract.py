@@ -26,11 +26,8 @@ def inputs_among(
     inputs = {spec.name: spec for spec in model.signature.inputs}
     if inputs.keys() - set(optional) != set(required):
         also = f" and may have {optional[0]} beside" if optional else ""
-        raise model.fault(
-            "input",
-            f"model '{model.signature.name}': {of} must have the inputs {', '.join(required)}{also}, got "
-            f"{', '.join(inputs)}",
-        )
+        names = ", ".join(required)
+        raise model.error("input", f"{of} must have the inputs {names}{also}, got {', '.join(inputs)}")
     return inputs
 
 
@@ -78,18 +75,12 @@ def check_file(
     signature = file_signature(model.signature, model.layout)
     for i, spec in enumerate(signature.inputs):
         if spec.is_optional and spec.name not in may_be_absent:
-            raise model.fault(
-                f"input[{i}].optional",
-                f"model '{signature.name}': input '{spec.name}' is optional in the configuration, but {path} has no "
-                "default for it; remove 'optional'",
-            )
+            why = f"is optional in the configuration, but {path} has no default for it; remove 'optional'"
+            raise model.error(f"input[{i}].optional", f"input '{spec.name}' {why}")
     declared = [spec.name for spec in signature.inputs]
     if missing := [t.name for t in inputs if t.name not in declared and t.name not in may_be_absent]:
-        raise model.fault(
-            "input",
-            f"model '{signature.name}': {path} needs input {_quoted(missing)}, which the configuration does not "
-            f"declare; it declares {_quoted(declared)}",
-        )
+        text = f"{path} needs input {_quoted(missing)}, which the configuration does not declare"
+        raise model.error("input", f"{text}; it declares {_quoted(declared)}")
     used = [tensor for tensor in inputs if tensor.name in declared]
     for kind, specs, found in (("input", signature.inputs, used), ("output", signature.outputs, outputs)):
         _check_each(model, signature, path, kind, specs, found)
@@ -108,18 +99,16 @@ def _check_each(
     for i, spec in enumerate(specs):
         tensor = by_name.get(spec.name)
         if tensor is None:
-            raise model.fault(
-                f"{kind}[{i}].name",
-                f"model '{signature.name}': {path} has no {kind} '{spec.name}'; it has {_quoted(by_name)}",
-            )
+            text = f"{path} has no {kind} '{spec.name}'; it has {_quoted(by_name)}"
+            raise model.error(f"{kind}[{i}].name", text)
         shape = signature.full_shape(spec)
         agree = _agree(shape, tensor.shape, is_input=kind == "input", has_batch=signature.max_batch_size > 0)
         if tensor.datatype not in ("", spec.datatype) or not agree:
             of_file = "any shape" if tensor.shape is None else str(list(tensor.shape))
             field = "data_type" if agree else "dims"
-            raise model.fault(
+            raise model.error(
                 f"{kind}[{i}].{field}",
-                f"model '{signature.name}': {kind} '{spec.name}' is {spec.datatype} {list(shape)} by the configuration "
+                f"{kind} '{spec.name}' is {spec.datatype} {list(shape)} by the configuration "
                 f"(max_batch_size {signature.max_batch_size}), but {tensor.datatype} {of_file} in {path}; "
                 f"{_cure(shape, tensor.shape, signature)}",
             )

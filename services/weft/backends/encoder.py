@@ -183,7 +183,6 @@ class EncoderBackend(Backend):
         return [_Row(request, encoding.ids, encoding.type_ids) for encoding in encodings]
 
     def _prompted(self, request: InferenceRequest) -> list[str]:
-        """The texts behind their prompts."""
         prompts, texts = self._folder.prompts, texts_of(request, _TEXT, self._max_text_bytes)
         given = _PROMPT in request.call.inputs
         names = texts_of(request, _PROMPT, self._max_text_bytes) if given else [""] * len(texts)

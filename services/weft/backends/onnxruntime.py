@@ -195,10 +195,8 @@ class OnnxRuntimeBackend(TensorBackend):
         parameters.finish_leniently()  # Triton Inference Server has more, and ignores any other
         level = int(_optimization(self.model.config).get("graph", {}).get("level", 0))
         if level not in _GRAPH_LEVELS:
-            raise self.model.fault(
-                "optimization.graph.level",
-                f"model '{self.model.signature.name}': optimization.graph.level must be -1, 0, 1 or 2, got {level}",
-            )
+            path = "optimization.graph.level"
+            raise self.model.error(path, f"{path} must be -1, 0, 1 or 2, got {level}")
         self._graph_level = _GRAPH_LEVELS[level]
 
     def _options(self, ort: Any) -> Any:

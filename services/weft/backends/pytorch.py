@@ -178,9 +178,9 @@ class PyTorchBackend(TensorBackend):
         arguments, results = program.arguments, program.results
         names = [argument.name for argument in arguments]
         if len(signature.inputs) != len(arguments):
-            raise self.model.fault(
+            raise self.model.error(
                 "input",
-                f"model '{signature.name}': {path} takes {len(arguments)} inputs ({', '.join(names)}), the "
+                f"{path} takes {len(arguments)} inputs ({', '.join(names)}), the "
                 f"configuration declares {len(signature.inputs)}",
             )
         inputs = _positions([i.name for i in signature.inputs], names, len(arguments))
@@ -194,11 +194,10 @@ class PyTorchBackend(TensorBackend):
         )
         self._inputs = sorted(inputs, key=inputs.__getitem__)
         if signature.max_batch_size > 0 and (limit := min(program.max_rows)) < signature.max_batch_size:
-            raise self.model.fault(
-                "max_batch_size",
-                f"model '{signature.name}': max_batch_size is {signature.max_batch_size}, but {path} was exported for "
-                f"batches of at most {limit}",
+            text = (
+                f"max_batch_size is {signature.max_batch_size}, but {path} was exported for batches of at most {limit}"
             )
+            raise self.model.error("max_batch_size", text)
 
 
 def _positions(declared: Sequence[str], names: Sequence[str], count: int) -> Mapping[str, int]:

@@ -20,7 +20,6 @@ class RequestError(InvalidArgumentError):
         message: What is wrong, the value got, the value allowed, the cure.
         param: The invalid field; None if it is not one field.
         code: Machine-readable code; None: none.
-        http_status: HTTP status of the response.
     """
 
     def __init__(

@@ -82,10 +82,7 @@ class Gateway:
     """Serves HTTP requests by calling the router; create it on the event loop that it runs on.
 
     Args:
-        resources: Shared with the other interface, V2.
-        models: The models behind the router.
         more_routes: Handlers of further routes, by method and path.
-        endpoints: Of OpenAI's and Anthropic's interfaces.
         is_strict: Whether unknown fields of their bodies are refused.
         registry: Metrics that are offered here too, with ``/ping``.
         pages: Routes of the page, which are no part of the interfaces.

@@ -1,8 +1,9 @@
 """``/openapi.json``: the HTTP interface as OpenAPI 3.1, made of its routes, tables of fields and protobuf messages.
 
 What cannot be derived, such as examples, is in ``openapi.json`` beside this module: by path, or by the name of an RPC
-or a field. The schema of an answer without one follows from its examples. Of an operation, ``answers`` are examples and
-``answer`` is the schema of its JSON, and ``body`` has both of the request's; a path in their place has the same.
+or a field. The schema of an answer without one follows from its examples. Of an operation, ``answers`` are examples, of
+which later ones have the fields that differ from the first; ``answer`` is the schema of its JSON, and ``body`` has both
+of the request's; a path in their place has the same.
 """
 
 import json
@@ -83,7 +84,6 @@ def encoded(routes: Iterable[Route], endpoints: Collection[Endpoint]) -> bytes:
 
 
 def _operation(method: str, path: str, error: str) -> Json:
-    """What every operation has."""
     first, *rest = filter(None, re.split(r"\W", f"{method.lower()}{path}"))
     statuses = STATUSES if method == "POST" else [status for status in STATUSES if status not in (408, 413)]
     refused = {str(status): {"$ref": f"#/components/responses/{error}"} for status in statuses}
@@ -107,7 +107,8 @@ def _written(facts: Json, known: Json) -> Json:
         own["requestBody"] = {"content": {"application/json": own.pop("body")}}
     content = {"schema": own.pop("answer")} if "answer" in own else {}
     if "answers" in own:
-        content["examples"] = {name: {"value": value} for name, value in own.pop("answers").items()}
+        first, *_ = own["answers"].values()
+        content["examples"] = {name: {"value": first | value} for name, value in own.pop("answers").items()}
     return _merged({"responses": {"200": {"content": {"application/json": content}}}}, own) if content else own
 
 

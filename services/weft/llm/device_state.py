@@ -36,7 +36,6 @@ class DeviceState:
     Args:
         num_slots: Rows, besides one of padding.
         num_columns: Columns of the block table: the most blocks of one sequence.
-        device: Device of the tables.
 
     Attributes:
         padding_slot: The row behind those of sequences: no blocks but the null block.

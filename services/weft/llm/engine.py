@@ -151,7 +151,6 @@ class Engine:
         after_deltas: Called on the engine's thread after every step and after messages that may have produced deltas,
             so that sinks can collect deltas and wake another thread once.
         on_lost: Called on the engine's thread if a defect kills it, with the error that its requests received.
-        clock_ns: Monotonic time in nanoseconds.
         speculator: Gives drafts to sequences; None: no speculation. Other threads may only read its counts.
         grammars: Compiles the grammars of structured output, owned by the engine; None: there is no tokenizer.
         lora: Adapters of the model; None: it has none.

@@ -10,9 +10,9 @@ Arguments, shapes, errors and effects of each function are documented in ``refer
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weft.base.errors import InvalidArgumentError
 
@@ -33,12 +33,8 @@ if _choice not in _CHOICES:
 #: Every operation is a Triton kernel.
 ARE_KERNELS_FORCED = _choice == "triton"
 
-
-class Linear(Protocol):
-    """``x @ weight.T + bias``: ``[T, in]`` to ``[T, out]``, newly allocated."""
-
-    def __call__(self, x: "Tensor") -> "Tensor":
-        """Multiply rows; ``x`` is not modified."""
+#: ``x @ weight.T + bias``: ``[T, in]``, not modified, to ``[T, out]``, newly allocated.
+Linear: TypeAlias = Callable[["Tensor"], "Tensor"]
 
 
 def rms_norm(x: "Tensor", weight: "Tensor", eps: float, residual: "Tensor | None" = None) -> "tuple[Tensor, Tensor]":

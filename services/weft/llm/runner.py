@@ -121,7 +121,6 @@ class ModelRunner:
 
     Attributes:
         num_offload_blocks: Blocks of the second tier; 0: there is none.
-        block_bytes: Size of a block.
         kv: The cache, ``[num_blocks, num_layers, ...]`` (``weft_kernels.blocks.layout``), zero-initialised, so that no
             block holds NaN.
     """

@@ -40,7 +40,6 @@ class BlockExchange:
 
     Args:
         key: Of the mesh; "": nothing is fetched.
-        security: Of channels to other model services.
 
     Attributes:
         sources: By a token that nobody can guess.

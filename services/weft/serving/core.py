@@ -25,7 +25,7 @@ from weft.serving.lifecycle.lifecycle import ManagedModel
 from weft.serving.lifecycle.repository import Fingerprint, ModelRepository, check_name
 from weft.serving.lifecycle.sent_files import SentFiles
 from weft.serving.lifecycle.warm_pool import WarmLimits, WarmPool
-from weft.serving.metrics import ExportedMetrics, InlineCollector, LoadCollector, WarmPoolCollector, gpu_collectors
+from weft.serving.metrics import ExportedMetrics, attach_gpus, inline_metrics, load_metrics, warm_pool_metrics
 from weft.serving.runtime.idle import make_limiter
 from weft.serving.scheduler.rate_limiter import ResourceKey
 from weft.v2.client.wires import WireName
@@ -155,11 +155,13 @@ class ServingCore(InferenceCore):
 
     def extension(self) -> Extension:
         """Load reports, and metrics of models, GPUs and loads on demand."""
-        warm = () if self._pool is None else (WarmPoolCollector(self._pool),)
-        reporter = LoadReporter(lambda: self.statistics("", ""))
-        inline = InlineCollector(lambda: self.statistics("", ""))
-        loads = LoadCollector(lambda: {name: model.has_failed for name, model in list(self._models.items())})
-        return Extension(reporter.add_to, (self._metrics, self._exports, inline, loads, *gpu_collectors(), *warm))
+        exports, models, pool = self._exports, self._models, self._pool
+        exports.attach("inline models", lambda: inline_metrics(self.statistics("", "")))
+        exports.attach("loads", lambda: load_metrics({name: each.has_failed for name, each in list(models.items())}))
+        attach_gpus(exports)
+        if pool is not None:
+            exports.attach("loads on demand", lambda: warm_pool_metrics(pool))
+        return Extension(LoadReporter(lambda: self.statistics("", "")).add_to, (self._metrics, exports))
 
     def is_ready(self) -> bool:
         """Whether the start has ended and every model that should serve does."""

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, UnknownMetricFamily
@@ -32,7 +33,7 @@ _FIGURES: Sequence[tuple[str, str, type[Metric], Callable[[Any, Any], float]]] =
 
 
 class ExportedMetrics(Collector):
-    """The families that backends of a service export; thread-safe.
+    """The families that a service and its backends export; thread-safe.
 
     A family of several backends is exported once. Samples with equal labels, as of an old and a new load while the old
     one drains, are added for counters and histograms; of a gauge the latest attached counts.
@@ -54,7 +55,7 @@ class ExportedMetrics(Collector):
             self._sources.pop(owner, None)
 
     def collect(self) -> Iterator[Metric]:
-        """Every family once; a backend that fails does not affect the others."""
+        """Every family once; a source that fails does not affect the others."""
         with self._lock:
             sources = list(self._sources.items())
         families: dict[str, Metric] = {}
@@ -63,7 +64,7 @@ class ExportedMetrics(Collector):
                 for family in read():
                     empty = Metric(family.name, family.documentation, family.type, family.unit)
                     _merge(families.setdefault(family.name, empty), family)
-            except Exception:  # one backend must not fail the scrape
+            except Exception:  # one source must not fail the scrape
                 _log.exception("the metrics of %s cannot be read", owner)
         return iter(families.values())
 
@@ -80,89 +81,60 @@ def _merge(shown: Metric, family: Metric) -> None:
             shown.samples[place] = sample._replace(value=shown.samples[place].value + sample.value)
 
 
-class InlineCollector(Collector):
-    """How often inline models (those that ``statistics`` returns) blocked the event loop for too long."""
-
-    def __init__(self, statistics: Callable[[], Iterable[ModelStatistics]]) -> None:
-        self._statistics = statistics
-
-    def collect(self) -> Iterator[Metric]:
-        """The one family, with a sample for each such model."""
-        overruns = CounterMetricFamily(
-            "weft_inline_overruns", "Inline executions that took longer than they may", labels=("model", "version")
-        )
-        for entry in self._statistics():
-            if entry.inline_overrun_count is not None:
-                overruns.add_metric((entry.name, entry.version), entry.inline_overrun_count)
-        yield overruns
+def inline_metrics(entries: Iterable[ModelStatistics]) -> Iterator[Metric]:
+    """How often inline models blocked the event loop for too long."""
+    overruns = CounterMetricFamily(
+        "weft_inline_overruns", "Inline executions that took longer than they may", labels=("model", "version")
+    )
+    for entry in entries:
+        if entry.inline_overrun_count is not None:
+            overruns.add_metric((entry.name, entry.version), entry.inline_overrun_count)
+    yield overruns
 
 
-class LoadCollector(Collector):
-    """Whether the last load of each model failed, as ``failures`` says."""
-
-    def __init__(self, failures: Callable[[], Mapping[str, bool]]) -> None:
-        self._failures = failures
-
-    def collect(self) -> Iterator[Metric]:
-        """The one family; a model that failed may serve what was loaded before."""
-        failed = GaugeMetricFamily("weft_model_load_failed", "1: the last load of it failed", labels=("model",))
-        for name, has_failed in self._failures().items():
-            failed.add_metric((name,), has_failed)
-        yield failed
+def load_metrics(failures: Mapping[str, bool]) -> Iterator[Metric]:
+    """Whether the last load of each model failed, which may serve what was loaded before."""
+    failed = GaugeMetricFamily("weft_model_load_failed", "1: the last load of it failed", labels=("model",))
+    for name, has_failed in failures.items():
+        failed.add_metric((name,), has_failed)
+    yield failed
 
 
-class WarmPoolCollector(Collector):
+def warm_pool_metrics(pool: WarmPool) -> Iterator[Metric]:
     """Loaded models, durations of loads, and reasons of unloads."""
-
-    def __init__(self, pool: WarmPool) -> None:
-        self._pool = pool
-
-    def collect(self) -> Iterator[Metric]:
-        """Every family."""
-        yield GaugeMetricFamily("weft_warm_models", "Model versions that are loaded", value=self._pool.num_warm)
-        yield GaugeMetricFamily("weft_warm_model_bytes", "Size of their files", value=self._pool.num_warm_bytes)
-        starts = HistogramMetricFamily(
-            "weft_cold_start_seconds", "Loads because a request asked for the model", labels=("model", "version")
-        )
-        failures = CounterMetricFamily(
-            "weft_cold_start_failures", "Such loads that failed", labels=("model", "version")
-        )
-        unloads = CounterMetricFamily(
-            "weft_warm_model_unloads", "Unloads to make room, or after idle time", labels=("model", "version", "reason")
-        )
-        for labels, counters in list(self._pool.cold_starts.items()):
-            starts.add_metric(labels, cumulative_buckets(counters.seconds), counters.seconds.sum_s)
-            failures.add_metric(labels, counters.num_failed)
-            unloads.add_metric((*labels, "evicted"), counters.num_evicted)
-            unloads.add_metric((*labels, "idle"), counters.num_idled)
-        yield from (starts, failures, unloads)
+    yield GaugeMetricFamily("weft_warm_models", "Model versions that are loaded", value=pool.num_warm)
+    yield GaugeMetricFamily("weft_warm_model_bytes", "Size of their files", value=pool.num_warm_bytes)
+    starts = HistogramMetricFamily(
+        "weft_cold_start_seconds", "Loads because a request asked for the model", labels=("model", "version")
+    )
+    failures = CounterMetricFamily("weft_cold_start_failures", "Such loads that failed", labels=("model", "version"))
+    unloads = CounterMetricFamily(
+        "weft_warm_model_unloads", "Unloads to make room, or after idle time", labels=("model", "version", "reason")
+    )
+    for labels, counters in list(pool.cold_starts.items()):
+        starts.add_metric(labels, cumulative_buckets(counters.seconds), counters.seconds.sum_s)
+        failures.add_metric(labels, counters.num_failed)
+        unloads.add_metric((*labels, "evicted"), counters.num_evicted)
+        unloads.add_metric((*labels, "idle"), counters.num_idled)
+    yield from (starts, failures, unloads)
 
 
-class GpuCollector(Collector):
-    """Metrics of each GPU, read at scrape time, as far as it has them; ``nvml`` is an initialised pynvml."""
-
-    def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
-
-    def collect(self) -> Iterator[Metric]:
-        """Every family, each with one sample a GPU."""
-        nvml = self._nvml
-        with suppress(nvml.NVMLError):  # a driver that is gone takes no other figures along
-            gpus = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-            for name, text, family, value in _FIGURES:
-                metric: Any = family(name, text, labels=("gpu_uuid",))  # type: ignore[call-arg]  # those of the families
-                for gpu in gpus:
-                    with suppress(nvml.NVMLError):
-                        metric.add_metric((nvml.nvmlDeviceGetUUID(gpu),), value(nvml, gpu))
-                yield metric
+def gpu_metrics(nvml: Any) -> Iterator[Metric]:
+    """Figures of each GPU, as far as it has them; ``nvml`` is an initialised pynvml."""
+    with suppress(nvml.NVMLError):  # a driver that is gone takes no other figures along
+        gpus = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        for name, text, family, value in _FIGURES:
+            metric: Any = family(name, text, labels=("gpu_uuid",))  # type: ignore[call-arg]  # those of the families
+            for gpu in gpus:
+                with suppress(nvml.NVMLError):
+                    metric.add_metric((nvml.nvmlDeviceGetUUID(gpu),), value(nvml, gpu))
+            yield metric
 
 
-def gpu_collectors() -> tuple[Collector, ...]:
-    """One collector if ``nvidia-ml-py`` and NVIDIA's driver are installed, else none."""
-    try:
+def attach_gpus(exports: ExportedMetrics) -> None:
+    """Export the figures of GPUs if ``nvidia-ml-py`` and NVIDIA's driver are installed."""
+    with suppress(Exception):  # not installed, or the driver is not
         import pynvml  # noqa: PLC0415  # optional
 
         pynvml.nvmlInit()
-    except Exception:  # not installed, or the driver is not
-        return ()
-    return (GpuCollector(pynvml),)
+        exports.attach("gpus", partial(gpu_metrics, pynvml))

@@ -181,9 +181,9 @@ async def test_an_answer_that_broke_off_is_an_error() -> None:
 
     spec = tuple(TensorSpec(name, "BYTES", (1,)) for name in ("text_input", "text_output"))
     model = TextModel(ModelSignature("g", "1", "graph", 0, spec[:1], spec[1:], is_decoupled=True), "", {})
-    request = TextRequest("g", {"max_tokens": 3}, True, False, {}, None)
+    request = TextRequest("g", {"max_tokens": 3}, True, False, {}, None, prompts=["Say"])
     router: Any = Router()
-    deltas = generate(router, model, request, ["Say"], request_id="1", metadata=(), timeout_s=5)
+    deltas = generate(router, model, request, request_id="1", metadata=(), timeout_s=5)
     assert "Hel" == (await anext(deltas)).text
     with pytest.raises(UnavailableError, match=r"'g' is incomplete: root/llm: INTERNAL"):
         await anext(deltas)

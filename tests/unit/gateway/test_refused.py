@@ -47,7 +47,7 @@ _READ: dict[str, list[Callable[[str], object]]] = {
     "generate": [_generate],
     "settings of traces and logs": [
         lambda text: routes.trace_request("", json.loads(text)),
-        lambda text: routes.log_request(json.loads(text)),
+        lambda text: routes.log_request("", json.loads(text)),
     ],
     "load": [lambda text: routes.load_request("m", json.loads(text))],
     "JSON": [lambda text: parse_json(text.encode())],

@@ -109,8 +109,8 @@ async def test_a_response_has_json_and_binary_outputs() -> None:
     }
     result = InferResult("m", "1", "7", {"p": 1}, outputs)
     region = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
-    body = await make_body(result, {"C": region}, lambda name: name == "B", run_here)
-    assert [len(body.pieces[0]), 4] == [body.header_bytes, len(body.pieces[1])]
+    text, tensor = await make_body(result, {"C": region}, lambda name: name == "B", run_here)
+    assert 4 == len(tensor)
     assert {
         "model_name": "m",
         "model_version": "1",
@@ -121,8 +121,8 @@ async def test_a_response_has_json_and_binary_outputs() -> None:
             {"name": "B", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}},
             {"name": "C", "datatype": "FP32", "shape": [1], "parameters": region},
         ],
-    } == json.loads(body.pieces[0])
-    assert (await make_body(InferResult("m", "1", ""), {}, bool, run_here)).header_bytes is None
+    } == json.loads(text)
+    assert 1 == len(await make_body(InferResult("m", "1", ""), {}, bool, run_here))
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
@@ -289,14 +289,14 @@ def test_settings_and_loads_become_messages() -> None:
     for name, setting in trace.settings.items():
         answer.settings[name].value.extend(setting.value)
     assert {"trace_level": ["TIMESTAMPS"], "trace_rate": "5", "trace_file": ""} == messages.trace_json(answer)
-    log = messages.log_request({"log_info": True, "log_verbose_level": 1, "log_file": "x"})
+    log = messages.log_request("", {"log_info": True, "log_verbose_level": 1, "log_file": "x"})
     assert (True, 1, "x") == (
         log.settings["log_info"].bool_param,
         log.settings["log_verbose_level"].uint32_param,
         log.settings["log_file"].string_param,
     )
     with pytest.raises(RequestError, match="'log_info' must be"):
-        messages.log_request({"log_info": -1})
+        messages.log_request("", {"log_info": -1})
 
 
 async def test_paths_have_few_names() -> None:

@@ -14,7 +14,7 @@ from tests.case_files import Case, cases
 
 from weft.base.errors import ResourceExhaustedError, WeftError
 from weft.serving.backends.custom_metrics import COUNTER, GAUGE, MAX_FAMILIES, MAX_METRICS, CustomMetrics
-from weft.serving.metrics import ExportedMetrics, GpuCollector, gpu_collectors
+from weft.serving.metrics import ExportedMetrics, attach_gpus, gpu_metrics
 
 
 @pytest.fixture
@@ -196,17 +196,17 @@ def nvml():
     return FakeNvml()
 
 
-def scraped(collector):
+def scraped(nvml):
     """Sample lines."""
-    registry = CollectorRegistry()
-    registry.register(collector)
-    lines = generate_latest(registry).decode().splitlines()
+    exports = ExportedMetrics()
+    exports.attach("gpus", lambda: gpu_metrics(nvml))
+    lines = generate_latest(exports).decode().splitlines()
     return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
 
 
 def test_figures_have_the_names_and_units_of_triton_inference_server(nvml):
     """Shares, bytes, watts and joules by GPU; what a GPU does not tell is left out."""
-    got = scraped(GpuCollector(nvml))
+    got = scraped(nvml)
     assert {
         'nv_gpu_utilization{gpu_uuid="GPU-0"}': 0.0,
         'nv_gpu_utilization{gpu_uuid="GPU-1"}': 0.25,
@@ -225,14 +225,13 @@ def test_figures_have_the_names_and_units_of_triton_inference_server(nvml):
 def test_a_driver_that_is_gone_leaves_the_other_figures(nvml):
     """A scrape does not fail when NVML does."""
     nvml.nvmlDeviceGetCount = refuse
-    assert {} == scraped(GpuCollector(nvml))
+    assert {} == scraped(nvml)
 
 
 def test_nothing_without_package_or_driver(monkeypatch, nvml):
     """Where the package is missing, or NVML does not start, there are no such metrics."""
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert 1 == len(gpu_collectors())
-    nvml.nvmlInit = refuse
-    assert () == gpu_collectors()
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert () == gpu_collectors()
+    for module, start, num_families in ((nvml, nvml.nvmlInit, 6), (nvml, refuse, 0), (None, refuse, 0)):
+        nvml.nvmlInit = start
+        monkeypatch.setitem(sys.modules, "pynvml", module)
+        attach_gpus(exports := ExportedMetrics())
+        assert num_families == len(list(exports.collect()))

@@ -14,7 +14,7 @@ from weft.base.core import CallContext, InferResult
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.statistics import ModelStatistics
 from weft.base.tensors import decode
-from weft.serving.metrics import InlineCollector
+from weft.serving.metrics import inline_metrics
 from weft.serving.runtime.recorder import LIMIT_NS, Recorder
 
 
@@ -145,7 +145,7 @@ def test_an_execution_that_takes_too_long_is_counted_and_logged(caplog: pytest.L
     first, second = caplog.messages
     assert first.startswith("model 'slow' held the event loop for 5.0 ms, 1 times so far")
     assert second.startswith("model 'slow' held the event loop for 10.0 ms, 3 times so far")
-    (family,) = InlineCollector(lambda: [statistics, ModelStatistics("threaded", "1")]).collect()
+    (family,) = inline_metrics([statistics, ModelStatistics("threaded", "1")])
     assert [("weft_inline_overruns_total", {"model": "slow", "version": "3"}, 3)] == [
         (sample.name, sample.labels, sample.value) for sample in family.samples
     ]

@@ -199,7 +199,6 @@ class Generation:
 
     Args:
         finish: Finishes a choice in the engine, by its index.
-        cancel: Cancels the request in the engine.
         on_done: Called after the final response was sent.
         source: Where blocks of the prompt are, if the request is handed over after its first token; else "".
 

@@ -1,6 +1,7 @@
 """Loads an engine from a Hugging Face folder, and measures what its steps take; imports torch."""
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from weft import __version__
 from weft.backends.llm.parts import load_part, resolve
 from weft.backends.llm.rank import part_of
 from weft.backends.llm.settings import Settings
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import WeftError
-from weft.llm.block_fields import block_fields, weights_digest
-from weft.llm.config import EngineConfig
+from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.engine import Engine
 from weft.llm.engine_core import Runner
 from weft.llm.grammar import GrammarCompiler
@@ -45,6 +46,12 @@ _NUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _MIN_RUNS, _MAX_RUNS = 3, 20
 _RUNS_S = 0.05
 _MAX_S = 1.5
+
+#: Of files of weights.
+_SUFFIXES = (".safetensors", ".gguf")
+#: Of each part of a file its first bytes are read: 64 MiB of a model of 16 GiB, and small files whole.
+_PART_BYTES, _READ_BYTES = 1 << 20, 4 << 10
+_WHOLE_BYTES = 64 << 20
 
 
 def make_speculator(config: EngineConfig, runner: Runner) -> Speculator | None:
@@ -129,6 +136,42 @@ def _plan(config: EngineConfig, num_seqs: int, num_rows: int, temperature: float
     plan = build_plan(nothing, seqs, changed=seqs, has_sampling_extras=False, block_size=config.block_size)
     plan = plan._replace(table_delta=plan.table_delta[:0])  # tables are zeros, and may be shorter than such a step
     return plan if draft is not None else plan._replace(num_drafts=np.zeros_like(plan.num_drafts))
+
+
+def weights_digest(folder: Path) -> str:
+    """Digest of the weight files of a folder: names, sizes, and pieces from all over each; below 64 MiB all of it.
+
+    Pieces are so dense that a changed matrix of 1 MiB cannot go unseen, and take a hundredth of the time of a load.
+    """
+    digest = blake2b(digest_size=16)
+    for path in sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES):
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(f"{len(path.name)} {path.name} {size} ".encode())
+            part_bytes, read_bytes = (_READ_BYTES,) * 2 if size <= _WHOLE_BYTES else (_PART_BYTES, _READ_BYTES)
+            for start in range(0, size, part_bytes):
+                digest.update(os.pread(file.fileno(), read_bytes, start))
+    return digest.hexdigest()
+
+
+def block_fields(config: EngineConfig, model: TransformerConfig, weights: str) -> dict[str, str]:
+    """The ``fields`` of a ``BlockHasher``: what keys and values depend on.
+
+    They are equal in two processes only where these compute the same. ``config`` is resolved for the
+    model; ``weights``: ``weights_digest``, or what random weights were made from.
+    """
+    is_by_length = any(rope["rope_type"] == "longrope" for rope in model.ropes)
+    return {
+        "version": __version__,  # the layout of a block is that of the program
+        "model": repr(model),
+        "weights": weights,
+        "device": config.device.partition(":")[0],
+        "max_model_len": str(config.max_model_len) if is_by_length else "",
+        **{
+            name: str(getattr(config, name))
+            for name in ("block_size", "deterministic", "dtype", "kv_dtype", "quantization")
+        },
+    }
 
 
 def load_engine(

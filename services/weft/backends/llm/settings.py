@@ -33,8 +33,6 @@ class Settings(NamedTuple):
         has_weights: Whether to load weights; False: random ones, for benchmarks.
         has_own_defaults: Whether ``generation_config.json`` sets the sampling parameters that a request lacks.
         metric_names: Conventions by whose names metrics are exported besides our own.
-        mesh_key: As of ``ModelContext``.
-        role: One of ``ROLES``.
         kv_transfer_timeout_ms: How long a request waits for blocks.
         kv_events: Where and how to publish events of cached blocks; None: nowhere.
     """
@@ -70,16 +68,11 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
         try:
             kv_events = KvEventsConfig.parse(events_text)
         except ValueError as error:
-            raise model.fault(
-                f"parameters[{_KV_EVENTS}]", f"model '{model.signature.name}': parameter '{_KV_EVENTS}': {error}"
-            ) from None
+            raise model.error(f"parameters[{_KV_EVENTS}]", f"parameter '{_KV_EVENTS}': {error}") from None
     parameters = {name: text for name, text in model.parameters.items() if name not in (*_OWN, *CHAT_PARAMETERS)}
     for name, decider in _DECIDED.items():
         if name in parameters:
-            raise model.fault(
-                f"parameters[{name}].key",
-                f"model '{model.signature.name}': parameter '{name}' is set by {decider}; remove it",
-            )
+            raise model.error(f"parameters[{name}].key", f"parameter '{name}' is set by {decider}; remove it")
     aging = model.config.get("parameters", {}).get(_AGING, {}).get("string_value", "0")
     parameters["aging_ns"] = str(int(aging) * 1000)
     if instance is not None and instance.kind == "GPU":
@@ -87,16 +80,14 @@ def read_settings(model: ModelContext, instance: InstanceContext | None = None) 
     try:
         engine = EngineConfig.from_parameters(parameters)
     except InvalidArgumentError as error:
-        raise model.fault("parameters", f"model '{model.signature.name}': {error.message}") from None
+        raise model.error("parameters", error.message) from None
     is_divided = engine.parallel_sizes.num_ranks > 1
     if role != "both" and (not engine.enable_prefix_caching or engine.speculation in HEADS or is_divided):
         others = f"with speculation {' or '.join(HEADS)}, and in several processes"
         raise reader.fault(ROLE, role, f"both without enable_prefix_caching, {others}")
     if kv_events is not None and not engine.enable_prefix_caching:
-        raise model.fault(
-            f"parameters[{_KV_EVENTS}]",
-            f"model '{model.signature.name}': {_KV_EVENTS} needs enable_prefix_caching, whose blocks it tells of",
-        )
+        text = f"{_KV_EVENTS} needs enable_prefix_caching, whose blocks it tells of"
+        raise model.error(f"parameters[{_KV_EVENTS}]", text)
     names = tuple(name for name in metric_names if name in CONVENTIONS)
     flags = load_format == "safetensors", generation == "auto"
     return Settings(engine, max_text_bytes, *flags, names, model.mesh_key, role, transfer_ms, kv_events)

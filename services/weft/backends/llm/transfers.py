@@ -32,8 +32,7 @@ class BlockTransfers:
         elif settings.role != "both" and not model.mesh_key:
             fault = "needs the key by which services of a mesh name blocks alike; start them with --mesh-key-file"
         if fault:
-            message = f"model '{model.signature.name}': role '{settings.role}' {fault}"
-            raise model.fault(f"parameters[{ROLE}].string_value", message)
+            raise model.error(f"parameters[{ROLE}].string_value", f"role '{settings.role}' {fault}")
         self._engine = engine
         self._model = model.signature.name
         self._settings = settings

@@ -48,19 +48,13 @@ def complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 
 class Settings(NamedTuple):
-    """How the other server is called.
+    """How the other server is called; docs/engines.md has the parameters, here is what it leaves open.
 
     Attributes:
         url: Its base, such as ``https://host/v1``, without a slash at the end.
-        model: The name that it knows.
-        api: One of ``APIS``.
         key: API key; "": none. Never part of a message.
-        key_variable: Environment variable of the key.
         max_requests: Requests in flight, and connections.
-        connect_timeout_s: For a connection, TLS included.
-        read_timeout_s: Longest time without a byte of an answer.
         max_failures: Failures in a row after which the server counts as down until it answers; 0: never.
-        max_tokens_field: Name of the limit of new tokens in a chat.
         max_response_bytes: Of an answer that is not streamed; of a line of a stream.
         tls_ca, tls_cert, tls_key: Files; "": those of the system, and no own certificate.
     """

@@ -182,16 +182,15 @@ class DetokenizeStreamBackend(Backend):
     def _check_signature(self) -> None:
         signature = self.model.signature
         if signature.max_batch_size:
-            text = f"model '{signature.name}': max_batch_size must be 0, got {signature.max_batch_size}"
-            raise self.model.fault("max_batch_size", text)
+            raise self.model.error("max_batch_size", f"max_batch_size must be 0, got {signature.max_batch_size}")
         for index, spec in enumerate(signature.inputs):
             if spec.name not in _TENSORS:
                 text = f"unknown input '{spec.name}'; the inputs are {', '.join(_TENSORS)}"
-                raise self.model.fault(f"input[{index}]", f"model '{signature.name}': {text}")
+                raise self.model.error(f"input[{index}]", text)
             check_tensor(self.model, spec, *_TENSORS[spec.name])
             if spec.is_optional and spec.name in _NEEDED:
-                text = f"model '{signature.name}': '{spec.name}' must not be optional, as '{_SAMPLING}' may be"
-                raise self.model.fault(f"input[{index}]", text)
+                text = f"'{spec.name}' must not be optional, as '{_SAMPLING}' may be"
+                raise self.model.error(f"input[{index}]", text)
         if missing := _NEEDED - {spec.name for spec in signature.inputs}:
             text = f"model '{signature.name}' lacks the inputs {', '.join(sorted(missing))}"
             raise self.model.fault("input", text)
@@ -202,7 +201,6 @@ class TextOptions(NamedTuple):
     """Options of detokenization; names and defaults are vLLM's.
 
     Attributes:
-        stop: Stop strings.
         shows_stop: ``include_stop_str_in_output``.
         skips_special_tokens: Whether to omit tokens such as ``</s>``.
         min_tokens: Tokens in which no stop string may end.

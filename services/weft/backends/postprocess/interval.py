@@ -127,9 +127,7 @@ class IntervalBackend(RowBackend):
         inputs = inputs_among(self.model, f"method '{self._method}'", required, optional)
         dims = inputs[required[0]].dims
         if -1 in dims:
-            raise self.model.fault(
-                "input", f"model '{self.model.signature.name}': '{required[0]}' must have fixed dims, got {list(dims)}"
-            )
+            raise self.model.error("input", f"'{required[0]}' must have fixed dims, got {list(dims)}")
         for spec in inputs.values():
             allowed = (None, None) if self._has_quantiles and len(dims) == 2 else (dims[0],)
             check_tensor(self.model, spec, _FLOATS, allowed)

@@ -189,10 +189,8 @@ class FeaturesBackend(RowBackend):
             datatypes = (*_FLOATS, *_INTEGERS) if name == _NUMBERS else ("BYTES", *_INTEGERS)
             check_tensor(self.model, spec, datatypes, (None,))
             if spec.dims[0] < 1:
-                raise self.model.fault(
-                    f"input[{self.model.signature.inputs.index(spec)}].dims",
-                    f"model '{self.model.signature.name}': '{name}' must have a fixed number of columns, got -1",
-                )
+                path = f"input[{self.model.signature.inputs.index(spec)}].dims"
+                raise self.model.error(path, f"'{name}' must have a fixed number of columns, got -1")
         return inputs.get(_NUMBERS), inputs.get(_CATEGORIES)
 
     def _read_categories(self, parameters: ParameterReader, file: ArrayFile, spec: TensorSpec | None) -> int:

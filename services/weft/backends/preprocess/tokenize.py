@@ -204,10 +204,7 @@ class TokenizeBackend(Backend):
                 f"pairs, got {names}",
             )
         if inputs[0].is_optional:
-            raise self.model.fault(
-                "input[0]",
-                f"model '{self.model.signature.name}': '{inputs[0].name}' must not be optional, as pairs may be",
-            )
+            raise self.model.error("input[0]", f"'{inputs[0].name}' must not be optional, as pairs may be")
         return [check_tensor(self.model, spec, ("BYTES",), (1,)).name for spec in inputs]
 
     def _declared_outputs(self) -> Mapping[str, TensorSpec]:

@@ -132,7 +132,6 @@ class BackgroundRunner:
     resumes once the owner asks for it.
 
     Args:
-        store: Contains the batches.
         app: Answers a request, like one of a client.
     """
 

@@ -49,12 +49,9 @@ def endpoint(handle: Handler, error: Callable[[WeftError], Response]) -> Callabl
 
 
 async def run_until_disconnect(receive: Receive, stopping: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work``; cancel it if the client disconnects or the gateway must stop.
+    """Run ``work``; cancel it if the client disconnects, or once ``stopping`` is set: the grace period is over.
 
-    Args:
-        receive: ASGI ``receive`` of the request, whose body was read.
-        stopping: Set when the grace period is over.
-        work: Has ended in any case when this returns or raises.
+    ``receive`` is that of a request whose body was read. ``work`` has ended in any case when this returns or raises.
 
     Raises:
         ClientDisconnectedError: The client disconnected first.
@@ -93,15 +90,9 @@ async def event_stream(
     """Make a response of server-sent events, after awaiting the first one, so that earlier errors have a status.
 
     Backpressure: the source is read no faster than the client reads; a disconnect closes it. An error after the first
-    event is sent as an event, ``error_body``, and ends the stream without ``end``.
-
-    Args:
-        events: Objects to send; always closed.
-        context: Records how the stream ended.
-        stopping: Set when the grace period is over.
-        error_body: Formats an error.
-        end: Sent after the last event.
-        has_names: Whether events have names: their ``type``.
+    event is sent as an event, ``error_body``, and ends the stream without ``end``. ``events`` are always closed; with
+    ``has_names`` the name of each is its ``type``. ``context`` records how the stream ended, ``stopping`` is as of
+    ``run_until_disconnect``.
     """
     write = _named_event if has_names else _event
     try:

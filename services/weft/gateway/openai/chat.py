@@ -45,10 +45,8 @@ class ChatRequest:
     """A validated body.
 
     Attributes:
-        common: Fields of every endpoint that generates text.
         messages: See ``parse_messages``.
         add_generation_prompt: Whether the prompt ends with the start of the assistant's message.
-        variables: Additional template variables.
         has_special_tokens: Whether special tokens in messages and variables are special, not text.
         tool_use: The tools that the model may call; None: none.
         shows_reasoning: Whether the answer has the model's reasoning.
@@ -281,8 +279,8 @@ async def render(request: ChatRequest, model: TextModel) -> str:
     )
 
 
-async def prepare(request: ChatRequest, model: TextModel) -> tuple[TextRequest, str, AnswerForm]:
-    """What the model is asked, the prompt, and what its answers may consist of.
+async def prepare(request: ChatRequest, model: TextModel) -> tuple[TextRequest, AnswerForm]:
+    """What the model is asked, and what its answers may consist of.
 
     Raises RequestError or InternalError.
     """
@@ -306,13 +304,13 @@ async def prepare(request: ChatRequest, model: TextModel) -> tuple[TextRequest, 
         answer = replace(answer, marks=None, tools=reader_format, opening=opening)
         sampling = _without_grammar(sampling)
         sampling["structured_outputs"] = {"grammar": tool_use.grammar(written)}
-        return replace(common, sampling=sampling), prompt, answer
+        return replace(common, sampling=sampling, prompts=[prompt]), answer
     if tool_use and tool_format and (grammars := {n: v for n, v in sampling.items() if n in GRAMMAR_FIELDS}):
         calls = {"grammar": _calls_grammar(request, tool_use, tool_format, next(iter(grammars)))}
         sampling = {**_without_grammar(sampling), "structured_outputs": {"any_of": [calls, grammars]}}
     if (tool_format and tool_format.has_special_tokens) or (marks and marks.is_special):
         sampling.setdefault("skip_special_tokens", False)
-    return replace(common, sampling=sampling), prompt, answer
+    return replace(common, sampling=sampling, prompts=[prompt]), answer
 
 
 def _without_grammar(sampling: Mapping[str, Any]) -> dict[str, Any]:
@@ -339,9 +337,9 @@ def _calls_grammar(request: ChatRequest, tool_use: ToolUse, tools: ToolFormat, n
 
 
 async def _respond(request: ChatRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
-    common, prompt, answer = await prepare(request, model)
+    common, answer = await prepare(request, model)
     form = _respond_form(common.sampling.get("logprobs", 0), answer)
-    return await text_response(call, model, common, [prompt], form)
+    return await text_response(call, model, common, form)
 
 
 _ALL_FIELDS = (*_FIELDS, *SAMPLING, *SEARCH, *COMMON, *UNSUPPORTED)

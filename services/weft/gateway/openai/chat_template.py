@@ -119,11 +119,9 @@ class ChatTemplate:
         """Render the prompt. Blocks as long as the template runs, so call it on a thread.
 
         Args:
-            messages: Messages with ``role`` and ``content``.
             add_generation_prompt: Whether the prompt ends with the start of the assistant's message.
             variables: Additional template variables; they cannot override the above or any function.
             continues: Whether the prompt ends with the text of the last message.
-            tools: As in OpenAI's requests.
             has_special_tokens: Whether a special token in messages, variables and tools is one; else it is text there,
                 with an invisible character behind its first one.
 
@@ -162,7 +160,7 @@ class ChatTemplate:
                 _check_time()
                 deltas.append(delta)
         except _TemplateRejectionError as refusal:
-            raise RequestError(f"the chat template refuses: {refusal.text[:500]}", param="messages") from None
+            raise RequestError(f"the chat template refuses: {refusal!s:.500}", param="messages") from None
         except WeftError:
             raise
         except Exception as error:  # any defect of the template
@@ -176,11 +174,7 @@ class ChatTemplate:
 
 
 class _TemplateRejectionError(Exception):
-    """The template called ``raise_exception``."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
+    """The template called ``raise_exception``, with a text."""
 
 
 #: Deadline of the current rendering, by ``time.monotonic``.

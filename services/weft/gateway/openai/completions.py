@@ -2,8 +2,8 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -31,19 +31,6 @@ MAX_PROMPTS = 128
 MAX_PROMPT_CHARS = 16 << 20
 MAX_PROMPT_TOKENS = 4 << 20
 DEFAULT_MAX_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
-    """A validated body."""
-
-    common: TextRequest
-    prompts: Sequence[Prompt]
-
-    @property
-    def model(self) -> str:
-        """Name of the model."""
-        return self.common.model
 
 
 def prompts(fields: Fields, name: str, max_items: int = MAX_PROMPTS) -> list[Prompt]:
@@ -87,17 +74,17 @@ _FIELDS = (
 )
 
 
-def parse(fields: Fields, headers: Mapping[str, str]) -> CompletionRequest:
+def parse(fields: Fields, headers: Mapping[str, str]) -> TextRequest:
     """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
     sampling, own = fields.read((*SAMPLING, *SEARCH, *UNSUPPORTED)), fields.read(_FIELDS)
     sampling["max_tokens"] = own.get("max_tokens", DEFAULT_MAX_TOKENS)
     if "logprobs" in own:
         sampling["logprobs"] = own["logprobs"]
     num_choices = max(sampling.get("n", 1), sampling.get("best_of", 1))
-    common = parse_common(fields, sampling, headers)
+    request = replace(parse_common(fields, sampling, headers), prompts=own["prompt"])
     if own.get("echo"):
         scores = {"prompt_logprobs": own["logprobs"]} if "logprobs" in own else {}
-        common = replace(common, sampling=scores | sampling, has_echo=True)
+        request = replace(request, sampling=scores | sampling, has_echo=True)
     num_prompts = len(own["prompt"])
     if num_prompts * num_choices > MAX_PROMPTS:
         raise RequestError(
@@ -105,19 +92,19 @@ def parse(fields: Fields, headers: Mapping[str, str]) -> CompletionRequest:
             f"{MAX_PROMPTS} are made for one request",
             param="n",
         )
-    return CompletionRequest(common, own["prompt"])
+    return request
 
 
 def _choice(index: int, text: str, finish_reason: str | None, logprobs: Any) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-async def _respond(request: CompletionRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
+async def _respond(request: TextRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
     num_chars = Counter[int]()
 
     def logprobs_of(part: CollectedChoice | ChoiceDelta, text_offset: int) -> dict[str, Any] | None:
         tokens = part.logprobs
-        if tokens is not None and part.prompt_logprobs and request.common.has_echo:
+        if tokens is not None and part.prompt_logprobs and request.has_echo:
             tokens = [*part.prompt_logprobs.tokens, *tokens]
             first = tokens[0]["token"]  # a special token, which begins a prompt, is not in its text
             text_offset -= 0 if part.text.startswith(first) else len(first)
@@ -133,7 +120,7 @@ async def _respond(request: CompletionRequest, model: TextModel, call: EndpointC
         yield _choice(delta.choice, delta.text, delta.finish_reason, logprobs)
 
     form = ResponseForm("cmpl-", "text_completion", "text_completion", choice, delta_choices)
-    return await text_response(call, model, request.common, request.prompts, form)
+    return await text_response(call, model, request, form)
 
 
 _ALL_FIELDS = (*_FIELDS, *SAMPLING, *SEARCH, *COMMON, *UNSUPPORTED)

@@ -71,7 +71,6 @@ class RowModel:
     """The interface of a model from rows of texts to rows of numbers.
 
     Attributes:
-        signature: Its tensors.
         texts: The inputs for texts, BYTES [1].
         ids: The input for token ids, INT32 or INT64 [-1], in place of one text; None: it has none.
         values: The output with the numbers, FP32 [d].

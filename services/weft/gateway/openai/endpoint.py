@@ -59,14 +59,12 @@ class Endpoint:
     """An endpoint: POST of a JSON object that names a model. Errors, metrics, limits and batches are built in.
 
     Attributes:
-        path: Of its URL.
         model_kind: The kind of its models; ``/v1/models`` lists those of every endpoint.
         parse: Parses the body's fields and headers to an object whose ``model`` is the model's name. A module-level
             function, because large bodies are parsed in another process. Raises RequestError. What it has not read is
             ignored, or refused with ``--strict-fields``.
         respond: Makes the response, given the parsed object and the model. Cancelled when the client leaves.
         fields: The fields of its body, for documentation.
-        error_body: Formats an error.
         nothing_below: Why there is nothing at the paths below its own; "": no reason is given.
         operation: ``gen_ai.operation.name`` of its spans, in OpenTelemetry's conventions; "": it has none.
     """

@@ -22,10 +22,8 @@ class Field:
     """A row of a table of fields: the field is read by it, and documented by it.
 
     Attributes:
-        name: Of the field.
         type: Type and range, for documentation.
         effect: For documentation; for an unsupported field the cure, which its error has too.
-        default: For documentation.
         read: Returns the validated value, None if absent; raises RequestError.
         support: "yes"; "ignored": taken and listed as ignored; "no": refused unless the value asks for nothing.
         harmless: Values of an unsupported field that ask for nothing, besides null, false and what is empty.

@@ -24,7 +24,7 @@ from weft.gateway.openai.text_model import (
     TEXT_OUTPUT,
     TextModel,
 )
-from weft.gateway.openai.text_request import Prompt, TextRequest
+from weft.gateway.openai.text_request import TextRequest
 from weft.v2.client.v2_client import Metadata, V2Client
 
 #: Finish reasons of an unfinished choice.
@@ -54,11 +54,9 @@ class ChoiceDelta(NamedTuple):
     """The tokens that one response adds to one choice; fields that the model does not report are None.
 
     Attributes:
-        choice: Index of the choice.
         finish_reason: ``stop`` or ``length``, once, with the last delta of the choice.
         logprobs: Of its tokens, each as in ``/v1/chat/completions``: the sampled one, and the most likely ones there.
         num_input_tokens, num_cached_tokens: Tokens of the prompt, and the prefix-cached ones of these.
-        num_output_tokens: Tokens of this delta.
         stop_reason: The stop string that ended the choice; None: none did, or the model does not report it.
         prompt_logprobs: Of the tokens of the prompt, with the first delta, if asked for.
     """
@@ -231,7 +229,6 @@ async def generate(
     router: V2Client,
     model: TextModel,
     request: TextRequest,
-    prompts: Sequence[Prompt],
     *,
     request_id: str,
     metadata: Metadata,
@@ -251,7 +248,7 @@ async def generate(
     if model.has_one_choice and request.num_choices > 1 and {"best_of", "use_beam_search"} & request.sampling.keys():
         raise RequestError(f"the model '{model.name}' makes one answer for each call; leave 'n' out", param="n")
     parts = request.of_one_choice() if model.has_one_choice else [request]
-    wanted = [(part, prompt) for prompt in prompts for part in parts]
+    wanted = [(part, prompt) for prompt in request.prompts for part in parts]
     ids = [request_id, *(f"{request_id}-{index}" for index in range(1, len(wanted)))]
     requests = [model.make_request(part, prompt, one) for (part, prompt), one in zip(wanted, ids, strict=True)]
 

@@ -43,15 +43,7 @@ class Part:
 class PartWriter(AnswerWriter):
     """One choice in parts; a whole answer is what is left at the end of a stream.
 
-    Args:
-        request: The chat.
-        form: What the answer may consist of.
-
     Attributes:
-        id_prefix: Of answers' ids.
-        request: The chat.
-        parts: So far.
-        usage: Tokens so far.
         num_reasoning_tokens: Tokens of these that were reasoning and its marks, by steps of the model.
         finish_reason, stop_reason: Why the answer ended, as of ``ChoiceDelta``; None while it has not.
     """
@@ -184,8 +176,8 @@ async def part_response(
     writer: Callable[[ChatRequest, AnswerForm], PartWriter],
 ) -> ASGIApp:
     """The answer to a chat in parts. Raises RequestError or InternalError."""
-    common, prompt, form = await chat.prepare(request, model)
+    common, form = await chat.prepare(request, model)
     # Which tokens belong to the reasoning or the text can only be told of a stream.
     is_stream = common.is_stream or form.marks is not None or "logprobs" in common.sampling
     asked = replace(common, is_stream=is_stream)
-    return await respond(call, model, asked, [prompt], writer(request, form), is_stream=common.is_stream)
+    return await respond(call, model, asked, writer(request, form), is_stream=common.is_stream)

@@ -56,7 +56,6 @@ class TextModel:
     """The interface of a text model.
 
     Attributes:
-        signature: Its tensors.
         template_source: Its chat template; "": it has none.
         special_tokens: Special tokens of its tokenizer, by their names in templates.
         special_texts: Texts of all special tokens.

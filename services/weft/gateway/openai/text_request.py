@@ -1,7 +1,7 @@
 """Fields that the endpoints that generate text share, and their validation."""
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -148,9 +148,7 @@ class TextRequest:
     """A validated request.
 
     Attributes:
-        model: Name of the model or graph.
         sampling: Sampling parameters for the model, as JSON; ``logprobs`` only if requested.
-        is_stream: Whether to stream the response.
         has_usage_chunk: Whether a stream ends with a chunk that has the usage.
         parameters: Request parameters: ``priority``, ``cache_salt`` and ``parse_special_tokens``, if given, and those
             that the endpoint adds.
@@ -158,6 +156,7 @@ class TextRequest:
         has_continuous_usage: Whether each chunk of a stream has the usage so far.
         messages: The chat as JSON, for a model that takes it so; "": there is none.
         has_echo: Whether the prompt goes before each answer.
+        prompts: What the model continues; those of a chat are written by its template first.
     """
 
     model: str
@@ -169,6 +168,7 @@ class TextRequest:
     has_continuous_usage: bool = False
     messages: str = ""
     has_echo: bool = False
+    prompts: Sequence[Prompt] = ()
 
     @property
     def num_choices(self) -> int:

@@ -17,7 +17,7 @@ from weft.gateway.http.responding import DONE, event_stream
 from weft.gateway.openai.endpoint import EndpointCall
 from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, Usage, collect, generate
 from weft.gateway.openai.text_model import TextModel
-from weft.gateway.openai.text_request import Prompt, TextRequest
+from weft.gateway.openai.text_request import TextRequest
 
 Event: TypeAlias = dict[str, Any]
 
@@ -56,7 +56,6 @@ async def respond(
     call: EndpointCall,
     model: TextModel,
     request: TextRequest,
-    prompts: Sequence[Prompt],
     writer: AnswerWriter,
     *,
     is_stream: bool | None = None,
@@ -71,7 +70,6 @@ async def respond(
         resources.router,
         model,
         request,
-        prompts,
         request_id=writer.id,
         metadata=context.metadata(),
         timeout_s=call.timeout_s(request.timeout_s),
@@ -92,7 +90,6 @@ class ResponseForm(NamedTuple):
     """Response format of an endpoint with choices.
 
     Attributes:
-        id_prefix: Of response ids.
         object, chunk_object: Type of a response, and of a chunk of one.
         choice: A complete choice as JSON, given its index.
         delta_choices: The one-element list of choices in the chunks for a delta.
@@ -112,10 +109,10 @@ class ChoiceWriter(AnswerWriter):
 
     end: ClassVar[bytes] = DONE
 
-    def __init__(self, model: TextModel, request: TextRequest, num_prompts: int, form: ResponseForm) -> None:
+    def __init__(self, model: TextModel, request: TextRequest, form: ResponseForm) -> None:
         super().__init__(form.id_prefix)
         self._request = request
-        self._num_choices = num_prompts * request.num_choices
+        self._num_choices = len(request.prompts) * request.num_choices
         self._form = form
         self._usage = Usage(request.num_choices)
         self._head = {
@@ -153,8 +150,6 @@ class ChoiceWriter(AnswerWriter):
         return openai_body(error)
 
 
-async def text_response(
-    call: EndpointCall, model: TextModel, request: TextRequest, prompts: Sequence[Prompt], form: ResponseForm
-) -> ASGIApp:
+async def text_response(call: EndpointCall, model: TextModel, request: TextRequest, form: ResponseForm) -> ASGIApp:
     """The answer as choices or chunks of them: see ``respond``."""
-    return await respond(call, model, request, prompts, ChoiceWriter(model, request, len(prompts), form))
+    return await respond(call, model, request, ChoiceWriter(model, request, form))

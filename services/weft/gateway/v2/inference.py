@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -51,20 +51,13 @@ MAX_INLINE_OUTPUT_BYTES = 64 << 10
 _MAX_CACHED = 1024
 
 
-class ResponseBody(NamedTuple):
-    """A response body: the JSON, the binary tensors, and the size of the JSON (None without binary tensors)."""
-
-    pieces: list[bytes]
-    header_bytes: int | None
-
-
 async def make_body(
     result: InferResult,
     parameters: Mapping[str, Mapping[str, Any]],
     is_binary: Callable[[str], bool],
     run: Callable[..., Awaitable[bytes]],
-) -> ResponseBody:
-    """Build the body of a response.
+) -> list[bytes]:
+    """Build the body of a response: the JSON, and behind it the tensors in binary.
 
     Args:
         parameters: Parameters of outputs, by name; an output without data is in the shared memory that they name.
@@ -75,7 +68,6 @@ async def make_body(
     """
     outputs: list[bytes] = []
     tail: list[bytes] = []
-    has_binary = False
     for name, tensor in result.outputs.items():
         own = dict(parameters.get(name, {}))
         fields: dict[str, Any] = {"name": name, "datatype": tensor.datatype, "shape": tensor.shape}
@@ -83,7 +75,6 @@ async def make_body(
         if own:
             pass
         elif is_binary(name):
-            has_binary = True
             own[BINARY_SIZE] = len(tensor.data)
             tail.append(tensor.data)
         else:
@@ -98,21 +89,20 @@ async def make_body(
     if result.parameters:
         head["parameters"] = dict(result.parameters)
     text = _json(head)[:-1] + b',"outputs":[' + b",".join(outputs) + b"]}"
-    return ResponseBody([text, *tail], len(text) if has_binary else None)
+    return [text, *tail]
 
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
-def _response(body: ResponseBody, encoding: str) -> ASGIApp:
-    """Response body as pieces, compressed with ``gzip``, ``deflate`` or not ("")."""
+def _response(body: list[bytes], encoding: str) -> ASGIApp:
+    """Response with the body of ``make_body``, compressed with ``gzip``, ``deflate`` or not ("")."""
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-        pieces, header_bytes = body
-        headers = {"content-type": "application/json" if header_bytes is None else "application/octet-stream"}
-        if header_bytes is not None:
-            headers[HEADER_LENGTH] = str(header_bytes)
+        pieces, headers = body, {"content-type": "application/json"}
+        if len(pieces) > 1:
+            headers = {"content-type": "application/octet-stream", HEADER_LENGTH: str(len(pieces[0]))}
         if encoding and sum(map(len, pieces)) >= MIN_COMPRESSED_BYTES:
             pieces = await compressed(pieces, encoding)
             headers["content-encoding"] = encoding

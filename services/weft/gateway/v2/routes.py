@@ -63,7 +63,7 @@ def server_json(response: pb.ServerMetadataResponse) -> dict[str, Any]:
     return fields | {"extensions": [*fields["extensions"], *_EXTENSIONS]}
 
 
-def index_request(body: dict[str, Any]) -> pb.RepositoryIndexRequest:
+def index_request(_: str, body: dict[str, Any]) -> pb.RepositoryIndexRequest:
     """The request for the state of each model version. Raises RequestError."""
     ready = body.get("ready", False)
     if not isinstance(ready, bool):
@@ -143,7 +143,7 @@ def trace_json(response: pb.TraceSettingResponse) -> dict[str, Any]:
     }
 
 
-def log_request(body: dict[str, Any]) -> pb.LogSettingsRequest:
+def log_request(_: str, body: dict[str, Any]) -> pb.LogSettingsRequest:
     """The request to change log settings, or with an empty body to read them. Raises RequestError."""
     request = pb.LogSettingsRequest()
     for key, value in body.items():
@@ -214,14 +214,6 @@ def _index(response: pb.RepositoryIndexResponse) -> list[dict[str, Any]]:
     return [{name: value for name, value in to_json(entry).items() if value} for entry in response.models]
 
 
-def _logging(_: str, body: dict[str, Any]) -> Message:
-    return log_request(body)
-
-
-def _index_of(_: str, body: dict[str, Any]) -> Message:
-    return index_request(body)
-
-
 #: The first path that matches counts.
 CALLS = (
     _Call("GET", ("",), "ServerMetadata", server_json),
@@ -230,9 +222,9 @@ CALLS = (
     _Call("GET", [model + "/config" for model in _VERSIONS], "ModelConfig", _config),
     _Call("GET", _TRACE, "TraceSetting", trace_json, trace_request),
     _Call("POST", _TRACE, "TraceSetting", trace_json, trace_request),
-    _Call("GET", ("/logging",), "LogSettings", log_json, _logging),
-    _Call("POST", ("/logging",), "LogSettings", log_json, _logging),
-    _Call("POST", ("/repository/index",), "RepositoryIndex", _index, _index_of),
+    _Call("GET", ("/logging",), "LogSettings", log_json, log_request),
+    _Call("POST", ("/logging",), "LogSettings", log_json, log_request),
+    _Call("POST", ("/repository/index",), "RepositoryIndex", _index, index_request),
     _Call("POST", (f"/repository{_MODEL}/load",), "RepositoryModelLoad", _nothing, load_request, True),
     _Call("POST", (f"/repository{_MODEL}/unload",), "RepositoryModelUnload", _nothing, unload_request, True),
     _Call("GET", [f"{_SYSTEM}{one}/status" for one in _REGIONS], "SystemSharedMemoryStatus", _regions),

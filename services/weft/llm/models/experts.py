@@ -22,11 +22,8 @@ class MixtureConfig(TransformerConfig):
     """A decoder in whose layers, or some of them, a router chooses a few of many MLPs for each token.
 
     Attributes:
-        num_experts: Of a layer.
-        num_chosen: Experts of each token.
         expert_size: Width of an expert; ``intermediate_size`` is that of layers without.
         shared_size: Width of the expert that all tokens have; 0: none.
-        is_normalized: As of ``Routing``.
         dense_layers: Layers without experts.
     """
 

@@ -18,7 +18,6 @@ class ForeignConfig(TransformerConfig):
     Costs that are derived from it are those of a Llama of the same size.
 
     Attributes:
-        class_name: Its class in transformers.
         fields: Its ``config.json``.
         kv_layers: Part of the KV cache of each layer; layers that share keys and values have one part.
     """

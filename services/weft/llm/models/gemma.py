@@ -85,6 +85,7 @@ class Gemma2(TransformerConfig):
     activation = ("hidden_activation", ("gelu_pytorch_tanh",))
     ignored = ("hidden_act", "sliding_window_size")  # which published files repeat, and transformers does not read
     layer_class = Gemma2Layer
+    factors = ("query_pre_attn_scalar",)
     norm_offset = 1.0
     gguf = GgufLayout(
         "gemma2",
@@ -105,8 +106,6 @@ class Gemma2(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_above_zero(self.query_pre_attn_scalar):
-            raise fault("query_pre_attn_scalar", "a number above 0", self.query_pre_attn_scalar)
         for name in self.nullable:
             if (value := getattr(self, name)) != 0.0 and not is_above_zero(value):
                 raise fault(name, "a number above 0, or null", value)
@@ -119,7 +118,6 @@ class Gemma2(TransformerConfig):
         return super().fields_of(values) | {
             "sliding_window": count(values, "sliding_window"),
             "sliding_layers": sliding_layers(values, count(values, "sliding_window_pattern")),
-            "query_pre_attn_scalar": values["query_pre_attn_scalar"],
             **{name: values.get(name) or 0.0 for name in cls.nullable},
         }
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer
 from weft.llm.models.experts import MixtureConfig
-from weft.llm.models.fields import count, fault, is_above_zero, sliding_layers
+from weft.llm.models.fields import count, sliding_layers
 from weft.llm.weights.parts import Part
 
 if TYPE_CHECKING:
@@ -66,15 +66,10 @@ class GptOss(MixtureConfig):
     has_sinks = True
     size_field = "intermediate_size"
     layer_class = GptOssLayer
+    factors = ("swiglu_alpha", "swiglu_limit")
 
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("swiglu_alpha", "swiglu_limit"):
-            if not is_above_zero(value := getattr(self, name)):
-                raise fault(name, "a number above 0", value)
 
     @classmethod
     @override
@@ -82,8 +77,6 @@ class GptOss(MixtureConfig):
         return super().fields_of(values) | {
             "sliding_window": count(values, "sliding_window"),
             "sliding_layers": sliding_layers(values, 2),
-            "swiglu_alpha": values["swiglu_alpha"],
-            "swiglu_limit": values["swiglu_limit"],
         }
 
     @override

@@ -1,12 +1,10 @@
 """Granite 3: Llama with factors on embeddings, scores of attention, the residual stream and logits."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from weft.llm.models.fields import fault, is_above_zero
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.weights.gguf import GgufLayout
 
@@ -27,7 +25,6 @@ class Granite(TransformerConfig):
     """Configuration of Granite 3.
 
     Attributes:
-        embedding_multiplier: Factor on embeddings.
         attention_multiplier: Factor on scores of attention, in place of one from the width of a head.
         residual_multiplier: Factor on what attention and MLP add to the residual stream.
         logits_scaling: Logits are divided by it.
@@ -36,22 +33,12 @@ class Granite(TransformerConfig):
     architecture = "GraniteForCausalLM"
     defaults: ClassVar = {"max_position_embeddings": 2048, **dict.fromkeys(_FACTORS, 1.0)}
     gguf = GgufLayout("granite", has_pairs=True, numbers=_FACTORS)
+    factors = tuple(_FACTORS)
 
     embedding_multiplier: float = 1.0
     attention_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in _FACTORS:
-            if not is_above_zero(value := getattr(self, name)):
-                raise fault(name, "a number above 0", value)
-
-    @classmethod
-    @override
-    def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        return super().fields_of(values) | {name: values[name] for name in _FACTORS}
 
     @property
     @override

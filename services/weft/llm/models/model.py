@@ -16,8 +16,7 @@ from weft.llm.models.rope import rotary_dim_of
 from weft.llm.models.sharding import Shard, is_second
 from weft.llm.models.stages import stages
 from weft.llm.parallel.context import ContextShare
-from weft.llm.parallel.groups import ALONE, Groups
-from weft.llm.parallel.products import Gathered, OfGathered, Reduced, embedding
+from weft.llm.parallel.groups import ALONE, Groups, embedding, gathered, of_gathered, reduced
 from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm, is_router
 from weft_kernels.blocks.layout import MAX_CODE, KVLayer, cache_shape, split_layers
 from weft_kernels.linear.products import Matrix, linear, matrix_bytes
@@ -116,7 +115,6 @@ class TransformerModel:
             from the mapping one by one, so that a weight and its packed copy are not both kept. With tied embeddings
             there may still be a matrix for the LM head.
         dtype: Type of computation and KV cache.
-        device: Device of computation.
         deterministic: The hidden state of a token is bitwise independent of the other tokens of the step.
         max_model_len: Number of supported positions; 0: the context length of the model.
         lora: Adapters of the model, of ``dtype`` and on ``device``; None: it has none.
@@ -176,7 +174,7 @@ class TransformerModel:
         own = {name: weights.pop(name).to(device=device, dtype=dtype) for name in weights.keys() - matrices}
         own |= {name: config.gain(weight) for name, weight in own.items() if is_norm(name)}
         by_outputs = {name for name in matrices if is_second(name) and _num_outputs(weights[name]) < config.hidden_size}
-        products = {
+        products: dict[str, ops.Linear] = {
             name: multiply_by(
                 _moved(weights.pop(name), self.device, dtype),
                 self._bias(name, own.get(bias_of(name)), is_by_outputs=name in by_outputs),
@@ -229,12 +227,12 @@ class TransformerModel:
         """The product whose result all tensor ranks have, of one that gives a rank's part; others stay."""
         group = self.groups.tensor
         if name == LM_HEAD:
-            return Gathered(product, group, self.config.vocab_size)
+            return gathered(product, group, self.config.vocab_size)
         if not is_second(name):
             return product
         if is_by_outputs:
-            return Gathered(OfGathered(product, group), group, self.config.hidden_size)
-        return Reduced(product, group)
+            return gathered(of_gathered(product, group), group, self.config.hidden_size)
+        return reduced(product, group)
 
     def new_kv(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A zeroed KV cache, laid out as in ``weft_kernels.blocks.layout``; of ``self.dtype`` by default.

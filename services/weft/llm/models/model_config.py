@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer, LayerSettings
-from weft.llm.models.fields import DTYPE_BYTES, Fields, count, fault, flag, stored_dtype, token_ids
+from weft.llm.models.fields import DTYPE_BYTES, Fields, count, fault, flag, is_above_zero, stored_dtype, token_ids
 from weft.llm.models.mlp import Routing
 from weft.llm.models.rope import ROPE_FIELDS, check_rotation, checked_rope, rope_of_config, rotary_dim_of
 from weft.llm.weights.gguf import GgufLayout
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from weft.llm.parallel.groups import Group
 
 
-#: Bytes per element of each type of weights and KV cache.
 #: Types of 8-bit codes of a KV cache, which have a float32 scale for each token and head.
 KV_CODES = ("int8", "fp8")
 _KV_SCALE_BYTES = 4
@@ -93,6 +92,8 @@ class TransformerConfig:
     mtp_head: ClassVar[Any] = None
     #: Each head has a learnt score without a value in the softmax of attention.
     has_sinks: ClassVar[bool] = False
+    #: Its own fields that are numbers above 0; they have these names in ``config.json`` too.
+    factors: ClassVar[tuple[str, ...]] = ()
 
     vocab_size: int
     hidden_size: int
@@ -136,6 +137,9 @@ class TransformerConfig:
         if self.max_context_len > _MAX_CONTEXT_LEN:
             allowed = f"at most {_MAX_CONTEXT_LEN}, extension by rope_parameters included"
             raise fault("max_position_embeddings", allowed, self.max_context_len)
+        for name in self.factors:
+            if not is_above_zero(value := getattr(self, name)):
+                raise fault(name, "a number above 0", value)
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> Self:
@@ -182,6 +186,7 @@ class TransformerConfig:
             "eos_token_ids": tuple(token for token in eos if token < vocab_size),
             "bos_token_id": next(iter(token_ids("bos_token_id", values.get("bos_token_id"))), None),
             "dtype": stored_dtype(values),
+            **{name: values[name] for name in cls.factors},
         }
 
     @classmethod

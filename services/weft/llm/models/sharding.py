@@ -68,7 +68,6 @@ class Shard:
         return found
 
     def _rows(self, name: str, num_rows: int) -> list[slice]:
-        """Rows of a whole weight."""
         module = name.rpartition(".")[0]
         if name in (EMBEDDING, LM_HEAD):
             return [self.tokens(num_rows)]

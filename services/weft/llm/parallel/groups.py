@@ -1,4 +1,7 @@
-"""Ranks that exchange tensors along one axis, over gloo on CPUs and NCCL on GPUs: ``Group``, ``Groups``."""
+"""Ranks that exchange tensors along one axis, over gloo on CPUs and NCCL on GPUs: ``Group``, ``Groups``.
+
+And products of which each tensor rank has a part: ``reduced``, ``gathered``, ``of_gathered``.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from weft.llm.ops import Linear
 from weft.llm.parallel.topology import ParallelSizes, Place
 
 #: Sums of more are divided among more than two ranks.
@@ -153,3 +157,38 @@ def join(rank: int, sizes: ParallelSizes, store: dist.Store, *, device: str, tim
                 if rank in ranks:
                     found[axis] = Group(getattr(own, axis), ranks, *handles)
     return Groups(*(found.get(axis, Group()) for axis in axes))
+
+
+def reduced(product: Linear, group: Group) -> Linear:
+    """A product whose inputs are divided, ``[T, in of this rank]`` to ``[T, out]``: the sum of what the ranks have."""
+    return lambda x: group.all_reduce(product(x))
+
+
+def gathered(product: Linear, group: Group, num_outputs: int) -> Linear:
+    """A product whose outputs are divided, ``[T, in]`` to ``[T, out]``, newly allocated.
+
+    By default they are divided evenly; ranks behind the first ones may have fewer.
+    """
+    most = -(-num_outputs // group.size)
+
+    def multiply(x: torch.Tensor) -> torch.Tensor:
+        own = product(x)
+        if missing := most - own.shape[1]:
+            own = torch.nn.functional.pad(own, (0, missing))
+        whole = group.all_gather(own, 1)
+        return whole if whole.shape[1] == num_outputs else whole[:, :num_outputs].contiguous()
+
+    return multiply
+
+
+def of_gathered(product: Linear, group: Group) -> Linear:
+    """A product that takes all inputs, of which each rank has some: ``[T, in of this rank]`` to ``[T, out]``."""
+    return lambda x: product(group.all_gather(x, 1))
+
+
+def embedding(token_ids: torch.Tensor, rows: torch.Tensor, first: int, group: Group) -> torch.Tensor:
+    """Rows of tokens, ``[N, hidden_size]``, of a table of which this rank has ``rows`` from token ``first`` on."""
+    own = token_ids - first
+    is_other = (own < 0) | (own >= len(rows))
+    found = torch.nn.functional.embedding(own.masked_fill_(is_other, 0), rows)
+    return group.all_reduce(found.masked_fill_(is_other[:, None], 0))

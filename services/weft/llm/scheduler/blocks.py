@@ -212,7 +212,6 @@ class BlockPool:
     Args:
         num_blocks: All blocks, including the null block; at least 2.
         enable_prefix_caching: False: ``match`` never finds a block.
-        fields: See ``BlockHasher``.
         window: The part of a sequence that is still read; by default all.
         tier: Where reallocated cached blocks are saved; by default nowhere.
 

@@ -127,7 +127,6 @@ class Sequence:
 
     Args:
         id: Unique in the engine, and increasing.
-        choice: Index among the request's choices.
         seed: Seed of its sampling noise, a signed 64-bit number.
         eos_token_ids: Stop tokens unless its parameters say otherwise.
         parent: The request's first choice, from which this one forks once the prompt is computed; None for the first.

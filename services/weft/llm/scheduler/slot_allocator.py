@@ -13,9 +13,7 @@ class SlotAllocator:
     """Assigns slots (rows in the runner's tables) and KV blocks to sequences, and takes them back.
 
     Attributes:
-        running: Sequences with a slot.
         decodes: Those of them with a single token to compute.
-        waiting: Sequences that wait for a slot.
         num_with_sampling_extras: Running sequences with log probabilities, penalties or a grammar.
         num_with_history: Running sequences with penalties or a grammar, whose next token depends on all before.
         is_ahead: The step being planned follows one in flight.

@@ -31,8 +31,6 @@ class DraftHead(TransformerModel):
     Args:
         weights: By the names of ``config.weight_parts``; see ``TransformerModel``.
         target_ids: The target's token for each that the head can draft, ``[draft_vocab_size]``; None: the same ones.
-        max_model_len: Number of supported positions.
-        num_bits: See ``TransformerModel``.
     """
 
     config: HeadConfig

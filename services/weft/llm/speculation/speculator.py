@@ -159,7 +159,6 @@ class AdaptiveDepth:
     enough for a draft, so that if drafts are always wrong each sequence pays for one.
 
     Args:
-        max_drafts: Most drafts of a sequence.
         sampled_cost: Time of a step at a temperature above 0, whose rows cost more; None: the same.
 
     Attributes:

@@ -238,7 +238,6 @@ class WeightFormat(ABC):
     """Reads the linear layers of a folder. Layers that are not quantised are recognised by their tensors.
 
     Attributes:
-        name: For the log.
         ignored: Names of tensors that a quantised module may have and that are not read.
     """
 

@@ -57,7 +57,6 @@ def to_weight(block_type: BlockType, data: Tensor, shape: tuple[int, ...]) -> Te
         codes=pack(codes.view(outputs, inputs).t(), block_type.num_bits),
         scales=scales.t().contiguous(),
         zeros=None if zeros is None else zeros.t().contiguous(),
-        lookup=None,
         group_size=group_size,
         shape=(outputs, inputs),
         num_bits=block_type.num_bits,

@@ -133,6 +133,10 @@ class ModelContext:
     mesh_key: str = field(default="", repr=False)
     blocks: "BlockExchange | None" = None
 
+    def error(self, path: str, text: str) -> InvalidArgumentError:
+        """The error for a field, as ``fault`` makes it; the message begins with the model's name."""
+        return self.fault(path, f"model '{self.signature.name}': {text}")
+
 
 @dataclass(frozen=True, slots=True)
 class InstanceContext:

@@ -122,10 +122,8 @@ def check_tensor(model: ModelContext, spec: TensorSpec, datatypes: Sequence[str]
     fits = len(spec.dims) == len(dims) and all(want in (None, got) for want, got in zip(dims, spec.dims, strict=True))
     if spec.datatype not in datatypes or not fits:
         allowed = f"{' or '.join(datatypes)} [{', '.join('any' if dim is None else str(dim) for dim in dims)}]"
-        raise model.fault(
-            _path_of(model, spec),
-            f"model '{model.signature.name}': '{spec.name}' must be {allowed}, got {spec.datatype} {list(spec.dims)}",
-        )
+        text = f"'{spec.name}' must be {allowed}, got {spec.datatype} {list(spec.dims)}"
+        raise model.error(_path_of(model, spec), text)
     return spec
 
 
@@ -143,7 +141,7 @@ def only_input(model: ModelContext, datatypes: Sequence[str], dims: Dims) -> Ten
         names = ", ".join(spec.name for spec in inputs)
         raise model.fault("input", f"model '{model.signature.name}' must have exactly one input, got {names or 'none'}")
     if inputs[0].is_optional:
-        raise model.fault("input[0]", f"model '{model.signature.name}': its only input must not be optional")
+        raise model.error("input[0]", "its only input must not be optional")
     return check_tensor(model, inputs[0], datatypes, dims)
 
 
@@ -151,10 +149,8 @@ def outputs_among(model: ModelContext, allowed: Mapping[str, tuple[Sequence[str]
     """The declared outputs by name, each checked by ``check_tensor``; ``allowed`` has names, datatypes and dims."""
     for spec in model.signature.outputs:
         if spec.name not in allowed:
-            raise model.fault(
-                _path_of(model, spec),
-                f"model '{model.signature.name}': unknown output '{spec.name}'; use some of {', '.join(allowed)}",
-            )
+            text = f"unknown output '{spec.name}'; use some of {', '.join(allowed)}"
+            raise model.error(_path_of(model, spec), text)
         check_tensor(model, spec, *allowed[spec.name])
     return {spec.name: spec for spec in model.signature.outputs}
 

@@ -75,15 +75,14 @@ class ParameterReader:
     def finish(self) -> None:
         """Reject parameters that were not read, suggesting the nearest known key."""
         for key in sorted(set(self._model.parameters) - set(self._known)):
-            message = f"{self._where}: unknown parameter '{key}'{suggestion(key, self._known)}"
-            raise self._model.fault(f"parameters[{key}].key", message)
+            text = f"unknown parameter '{key}'{suggestion(key, self._known)}"
+            raise self._model.error(f"parameters[{key}].key", text)
 
     def finish_leniently(self) -> None:
         """Log parameters that were not read, each with the nearest known key."""
         for key in sorted(set(self._model.parameters) - set(self._known)):
-            _log.warning(
-                "%s: parameter '%s' is not known and has no effect%s", self._where, key, suggestion(key, self._known)
-            )
+            name, near = self._model.signature.name, suggestion(key, self._known)
+            _log.warning("model '%s': parameter '%s' is not known and has no effect%s", name, key, near)
 
     def _number(self, key: str, value: str, part: str) -> float:
         try:
@@ -96,9 +95,5 @@ class ParameterReader:
 
     def fault(self, key: str, value: object, allowed: str) -> InvalidArgumentError:
         """Make the error for a value that the backend rejects; ``allowed`` says what it must be."""
-        message = f"{self._where}: parameter '{key}' must be {allowed}, got '{value}'"
-        return self._model.fault(f"parameters[{key}].string_value", message)
-
-    @property
-    def _where(self) -> str:
-        return f"model '{self._model.signature.name}'"
+        text = f"parameter '{key}' must be {allowed}, got '{value}'"
+        return self._model.error(f"parameters[{key}].string_value", text)

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,15 +57,7 @@ def quantize_gptq(weight: Tensor, hessian: Tensor, rounded: QuantizedWeight) -> 
             left[place + 1 : end] -= factor[place, place + 1 : end].unsqueeze(1) * error
             codes[order[place]], errors[place - start] = code, error
         left[end:] -= factor[start:end, end:].t() @ errors
-    return QuantizedWeight(
-        pack(codes, rounded.num_bits),
-        rounded.scales,
-        rounded.zeros,
-        None,
-        rounded.group_size,
-        rounded.shape,
-        rounded.num_bits,
-    )
+    return replace(rounded, codes=pack(codes, rounded.num_bits))
 
 
 _JSONL = ".jsonl"

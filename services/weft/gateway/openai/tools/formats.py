@@ -39,7 +39,6 @@ class ForcedCalls(NamedTuple):
 
     Attributes:
         opening: What the prompt ends with: the start of the first call.
-        separator: Between calls.
         key: Name of the arguments.
     """
 

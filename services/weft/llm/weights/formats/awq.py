@@ -45,7 +45,6 @@ class Awq(WeightFormat):
             codes=pack(_unpacked(module.read("qweight")), 4),
             scales=scales,
             zeros=_unpacked(module.read("qzeros")).to(scales.dtype),
-            lookup=None,
             group_size=module.shape[1] // scales.shape[0],
             shape=module.shape,
             num_bits=4,

@@ -74,7 +74,6 @@ class BitsAndBytes4(WeightFormat):
         return QuantizedWeight(
             codes=pack(codes.view(shape).t(), 4),
             scales=scales.view(outputs, -1).t().contiguous(),
-            zeros=None,
             lookup=table,
             group_size=block,
             shape=shape,
@@ -103,8 +102,6 @@ class BitsAndBytes8(WeightFormat):
         return QuantizedWeight(
             codes=unsigned(module.read("weight")).t().contiguous(),
             scales=(module.read("SCB").float() / 127).unsqueeze(0),
-            zeros=None,
-            lookup=None,
             group_size=module.shape[1],
             shape=module.shape,
             num_bits=8,

@@ -90,7 +90,6 @@ class CompressedTensors(WeightFormat):
             codes=pack(codes, bits),
             scales=scales,
             zeros=zeros,
-            lookup=None,
             group_size=group_size,
             shape=module.shape,
             num_bits=bits,

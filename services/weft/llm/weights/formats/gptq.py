@@ -70,7 +70,6 @@ class Gptq(WeightFormat):
             codes=codes.contiguous(),
             scales=scales,
             zeros=None if is_symmetric else zeros.to(scales.dtype).contiguous(),
-            lookup=None,
             group_size=group_size,
             shape=module.shape,
             num_bits=bits,

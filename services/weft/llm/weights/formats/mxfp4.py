@@ -44,7 +44,6 @@ class Mxfp4(WeightFormat):
         return QuantizedWeight(
             codes=module.part.rows(module.read("blocks").flatten(2)).t().contiguous(),
             scales=scales.contiguous(),
-            zeros=None,
             lookup=torch.tensor([sign * magnitude for sign in (1, -1) for magnitude in _MAGNITUDES]),
             group_size=_GROUP_SIZE,
             shape=module.shape,

@@ -134,8 +134,7 @@ class PythonBackend(Backend):
         return self._runner.execute(batch)
 
     def _fault(self, parameter: str, text: str) -> InvalidArgumentError:
-        path = f"parameters[{parameter}].string_value"
-        return self.model.fault(path, f"model '{self.model.signature.name}': {text}")
+        return self.model.error(f"parameters[{parameter}].string_value", text)
 
     def why_lost(self) -> str:
         """How the process ended; "" while it runs, or without one."""
