@@ -19,7 +19,7 @@ MAX_STEPS = 400
 MODES = ("waiting", "drafts", "ahead")
 #: Seeds; `make test-long` runs the other ones.
 SEEDS = pytest.mark.parametrize(
-    "seeds", [range(600), pytest.param(range(600, 5000), marks=pytest.mark.long)], ids=["some", "many"]
+    "seeds", [range(150), pytest.param(range(150, 5000), marks=pytest.mark.long)], ids=["some", "many"]
 )
 
 
