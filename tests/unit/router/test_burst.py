@@ -11,9 +11,9 @@ from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget, answering
 
 from weft.router.admission.controller import AdmissionSettings
-from weft.v2.client.channels import channel_options
+from weft.v2.client.channels import channel_options, server_options
 from weft.v2.client.wires import WireName
-from weft.v2.server import make_server as make_server_module
+from weft.v2.server.make_server import make_server
 from weft.v2.server.server import add_services
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -26,12 +26,13 @@ async def test_calls_beyond_the_limit_are_refused_with_a_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wire: WireName, num_calls: int
 ) -> None:
     """RESOURCE_EXHAUSTED with `retry-after-ms`; gRPC's own limits of 1,000 and 3,000 pending calls cancel none."""
-    own = make_server_module.server_options
-    monkeypatch.setattr(make_server_module, "server_options", lambda *args, **more: [PATIENT, *own(*args, **more)])
+    monkeypatch.setattr(
+        "weft.v2.server.make_server.server_options", lambda *args, **more: [PATIENT, *server_options(*args, **more)]
+    )
     target = FakeTarget(double=answering(after_ms=50))
     make.serve(target, "double")
     async with make.started(tmp_path, target, admission=AdmissionSettings(max_inflight=20)) as s:
-        server = make_server_module.make_server(wire=wire)
+        server = make_server(wire=wire)
         add_services(server, s.core, "weft.router")
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
