@@ -244,7 +244,7 @@ _alone: dict[str, Answer] = {}
 def alone(prompt: Sequence[int], options: dict[str, Any] | None = None, **params: Any) -> Answer:
     """What an engine with nothing else to do answers, deterministic, without prefix cache and with whole prompts.
 
-    The same question is answered once. Call it when no other engine of the model computes: a model has one cache.
+    The same question is answered once.
     """
     key = repr((list(prompt), options, sorted(params.items())))
     if key not in _alone:

@@ -108,7 +108,7 @@ def test_a_cancel_frees_within_a_step():
     gate.entered.acquire()
     assert num_used > engine.pool.num_used == -(-(len(_PROMPTS[0]) + 2) // 16)
     gate.open(100)
-    assert kept.wait().text == alone(_PROMPTS[0], max_tokens=6).text
+    assert alone(_PROMPTS[0], max_tokens=6).text == kept.wait().text
     assert 1 == len(dropped.deltas)
     assert engine.stop(grace_s=5.0)
     assert_clean(engine)
@@ -128,7 +128,7 @@ def test_a_cancel_that_is_halfway_loses_no_engine():
     ended.acquire()
     engine.cancel(dropped.request)
     engine.submit(later.request)
-    assert later.wait().text == alone(_PROMPTS[1], max_tokens=2).text
+    assert alone(_PROMPTS[1], max_tokens=2).text == later.wait().text
     assert engine.stop(grace_s=5.0)
     assert_clean(engine)
     assert [] == dropped.deltas
@@ -154,7 +154,7 @@ def test_messages_without_end_do_not_stop_steps():
     submit_cancelled()
     engine.start()
     try:
-        assert answer.wait().text == alone(_PROMPTS[0], max_tokens=2).text
+        assert alone(_PROMPTS[0], max_tokens=2).text == answer.wait().text
     finally:
         is_open = False
         assert engine.stop(grace_s=5.0)

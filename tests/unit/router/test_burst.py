@@ -11,24 +11,16 @@ from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget, answering
 
 from weft.router.admission.controller import AdmissionSettings
-from weft.v2.client.channels import channel_options, server_options
+from weft.v2.client.channels import channel_options
 from weft.v2.client.wires import WireName
 from weft.v2.server.make_server import make_server
 from weft.v2.server.server import add_services
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
-#: gRPC cancels a call that waits for longer than 30 s; on a busy machine the last ones do.
-PATIENT = ("grpc.server_max_unrequested_time_in_server", 600)
-
 
 @pytest.mark.parametrize(("wire", "num_calls"), [("weft", 500), ("grpcio", 3100)])
-async def test_calls_beyond_the_limit_are_refused_with_a_hint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wire: WireName, num_calls: int
-) -> None:
+async def test_calls_beyond_the_limit_are_refused_with_a_hint(tmp_path: Path, wire: WireName, num_calls: int) -> None:
     """RESOURCE_EXHAUSTED with `retry-after-ms`; gRPC's own limits of 1,000 and 3,000 pending calls cancel none."""
-    monkeypatch.setattr(
-        "weft.v2.server.make_server.server_options", lambda *args, **more: [PATIENT, *server_options(*args, **more)]
-    )
     target = FakeTarget(double=answering(after_ms=50))
     make.serve(target, "double")
     async with make.started(tmp_path, target, admission=AdmissionSettings(max_inflight=20)) as s:
