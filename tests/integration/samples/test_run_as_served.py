@@ -84,6 +84,7 @@ def test_a_stream_in_this_process_is_that_of_the_mesh(repository: Path, client: 
     """The writer's answer in several pieces; how many tokens are in each depends on how fast it is read."""
     asked = {"text_input": "The", "sampling_parameters": '{"max_tokens": 100, "temperature": 0}', "stream": True}
     pieces = [one.text_output.item() for one in graph_of(repository, "write").stream(asked)]
+    assert len(pieces) > 1
     served = []
     inputs = []
     for name, datatype, value in (

@@ -17,12 +17,10 @@ from weft.llm.scheduler.slot_allocator import SlotAllocator
 
 MAX_STEPS = 400
 MODES = ("waiting", "drafts", "ahead")
-
-
-def seeds(number):
-    """So many lives; `make test-long` runs the other ones of 5000."""
-    others = pytest.param(range(number, 5000), marks=pytest.mark.long)
-    return pytest.mark.parametrize("seeds", [range(number), others], ids=["some", "many"])
+#: Seeds; `make test-long` runs the other ones.
+SEEDS = pytest.mark.parametrize(
+    "seeds", [range(600), pytest.param(range(600, 5000), marks=pytest.mark.long)], ids=["some", "many"]
+)
 
 
 class RandomDrafts:
@@ -200,7 +198,7 @@ def _run(mode, seeds, live, **config):
     return events
 
 
-@seeds(600)
+@SEEDS
 @pytest.mark.parametrize("mode", MODES)
 def test_every_life_is_as_if_undisturbed(mode, seeds):
     """Whatever runs beside it, preempts it or shares its prefix, a sequence has the tokens that it has alone.
@@ -214,7 +212,7 @@ def test_every_life_is_as_if_undisturbed(mode, seeds):
     assert mode != "ahead" or events["ahead"] > 500
 
 
-@seeds(150)
+@SEEDS
 @pytest.mark.parametrize("mode", MODES)
 def test_storms_leave_nothing_behind(mode, seeds):
     """Cancels, deadlines and failed steps, at each point, free everything and touch nobody else."""
@@ -222,7 +220,7 @@ def test_storms_leave_nothing_behind(mode, seeds):
     assert min(events[name] for name in ("cancelled", "late", "failed", "finished")) > 30
 
 
-@seeds(200)
+@SEEDS
 def test_a_better_one_does_not_wait_for_worse_ones(seeds):
     """While tokens are left in a step, none waits that is strictly better than all that run; equals begin in turn."""
 

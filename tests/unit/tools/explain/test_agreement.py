@@ -302,7 +302,7 @@ def splitters(node: NodePlan) -> Iterator[NodePlan]:
 def test_the_router_does_what_is_explained(name, share_failing):
     """Steps that are to run have run, skipped ones have not; certain errors came, and no others but of models."""
     plan, num_certain = PLANS[name], 0
-    for seed in range(min(num_examples(7), 400)):
+    for seed in range(min(num_examples(14), 400)):
         generator = random.Random(f"{name} {seed}")
         options, tensors = asked(plan, generator)
         root = explained(plan, **options)
