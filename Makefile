@@ -40,7 +40,7 @@ demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sa
 
 test: $(STAMP) models  ## every test that this machine can run, but for the long ones
 	$(PYTEST) tests -m "not long" $(IN_WORKERS) $(NO_HANG)
-	WEFT_WIRE=$(OTHER_WIRE) $(PYTEST) $(ON_OTHER_WIRE) $(NO_HANG)
+	WEFT_WIRE=$(OTHER_WIRE) $(PYTEST) $(ON_OTHER_WIRE) $(IN_WORKERS) $(NO_HANG)
 
 # What touches numbers: kernels, language models, methods of torch. The interpreter of Triton's kernels is the same on any CPU.
 ON_AVX2 := tests/kernels tests/unit/llm tests/unit/backends/llm tests/unit/optimize tests/unit/capacity -k "not interpreter"

@@ -26,7 +26,7 @@ from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 #: Inputs to each RPC of each service; `make fuzz` asks for many more.
-NUM_INPUTS = int(os.environ.get("WEFT_FUZZ_INPUTS", "8"))
+NUM_INPUTS = int(os.environ.get("WEFT_FUZZ_INPUTS", "4"))
 #: A call that takes longer hangs.
 LIMIT_S = 20.0
 #: What a client may be told; everything else is a fault of the service.

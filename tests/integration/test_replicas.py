@@ -26,7 +26,7 @@ def replicas(graphs: Path) -> Iterator[list[Service]]:
         yield started
 
 
-@pytest.fixture(scope="module", params=["least_outstanding", "weighted_round_robin"])
+@pytest.fixture(scope="module", params=["least_outstanding"])
 def router(request: pytest.FixtureRequest, graphs: Path, replicas: list[Service]) -> Iterator[Running]:
     address = ",".join(replica.address for replica in replicas)
     with router_over(graphs, address, f"--target-policy=model={request.param}") as running:
@@ -41,6 +41,7 @@ async def num_requests(replica: Service) -> int:
         return count
 
 
+@pytest.mark.parametrize("router", ["weighted_round_robin"], indirect=True)
 async def test_kill_9_of_one_replica_costs_no_request(router: Running, replicas: list[Service]) -> None:
     """With `retry` in the graph; and the replica is called again when it is back."""
     async with Load(router.grpc, "retrying") as load:

@@ -326,7 +326,11 @@ KERNEL_CASES_OF_CODES = [
 
 
 @pytest.mark.parametrize(("sequences", "head_dim", "options", "heads", "kv_dtype"), [
-    *((*case, heads, None) for case in KERNEL_CASES for heads in HEADS),
+    *(
+        pytest.param(*case, heads, None, marks=pytest.mark.long if (row + column) % len(HEADS) else ())
+        for row, case in enumerate(KERNEL_CASES)
+        for column, heads in enumerate(HEADS)
+    ),
     *((*case, kv_dtype) for case in KERNEL_CASES_OF_CODES for kv_dtype in (torch.int8, torch.float8_e4m3fn)),
 ])  # fmt: skip
 def test_the_kernel_is_a_softmax_over_what_a_token_sees(place, sequences, head_dim, options, heads, kv_dtype):

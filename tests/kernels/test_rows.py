@@ -168,11 +168,11 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_row_does_not_depend_on_its_neighbours(place, name):
-    """Rows alone, in pairs and in a batch of 19 are equal bit for bit; no rows are no work."""
+    """Rows alone, in 16 and in a batch of 17 are equal bit for bit; no rows are no work."""
     if name == "top-k reference" and place.device != "cpu":
         pytest.skip("torch's top k on a GPU takes any of equal values")
-    operation, x = OPERATIONS[name], place.randn(19, 202)
+    operation, x = OPERATIONS[name], place.randn(17, 202)
     batch = operation(x)
-    for size in (1, 2, 16):
+    for size in (1, 16):
         assert torch.equal(batch, torch.cat([operation(part.contiguous()) for part in x.split(size)]))
     assert (0, batch.shape[1]) == tuple(operation(x[:0]).shape)

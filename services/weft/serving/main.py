@@ -8,6 +8,7 @@ from pathlib import Path
 from weft.base.observing.failures import Disclosure
 from weft.base.repository.control import add_completion_argument, add_control_arguments, control_fault
 from weft.base.security.arguments import add_channel_arguments, server_fault
+from weft.base.text.argument_types import add
 from weft.serving.backends.base import Backend
 from weft.serving.calls import Callee
 from weft.serving.config.placement import MAX_INSTANCES
@@ -128,23 +129,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="load each model on its first request, which waits for it; see the --warm options",
     )
-    parser.add_argument(
-        "--warm-models", type=int, default=0, metavar="N", help="on demand: models loaded at once; 0: no limit"
-    )
-    parser.add_argument(
-        "--warm-mib",
-        type=int,
-        default=0,
-        metavar="N",
-        help="on demand: size of the files of all loaded models, MiB; 0: no limit",
-    )
-    parser.add_argument(
-        "--warm-idle-s",
-        type=float,
-        default=0.0,
-        metavar="N",
-        help="on demand: unload a model that nobody asked for so long; 0: never",
-    )
+    add(parser, "--warm-models N", "on demand: models loaded at once; 0: no limit", int, 0)
+    add(parser, "--warm-mib N", "on demand: size of the files of all loaded models, MiB; 0: no limit", int, 0)
+    add(parser, "--warm-idle-s N", "on demand: unload a model that nobody asked for so long; 0: never", float, 0.0)
     parser.add_argument(
         "--dev",
         action="store_true",

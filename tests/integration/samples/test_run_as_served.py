@@ -1,6 +1,9 @@
 """A graph that runs in this process answers as the sample mesh does."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 from tritonclient import grpc as triton
 
 from weft import Graph, read
+from weft.authoring.running import LoadedGraph
 from weft.base.core import InferCall
 from weft.base.errors import WeftError
 from weft.base.processes.process import Endpoint
@@ -20,6 +24,13 @@ from weft.v2.client.v2_client import V2Client
 def graph_of(repository: Path, name: str) -> Graph:
     """A graph of the repository."""
     return read(repository / f"graphs/{name}/1/graph.pbtxt")
+
+
+@pytest.fixture(scope="module")
+def loaded(repository: Path) -> Iterator[Callable[[str], LoadedGraph]]:
+    """Gives a graph of the repository in this process; each is loaded once."""
+    with ExitStack() as stack:
+        yield cache(lambda name: stack.enter_context(graph_of(repository, name).loaded()))
 
 
 def digits(repository: Path) -> Array:
@@ -44,7 +55,12 @@ TEXTS = np.array([["A refund is due for the invoice of March."], ["?"], ["Grüß
     ],
 )
 async def test_a_sample_answers_in_this_process_as_from_the_mesh(
-    repository: Path, mesh: Mapping[str, Endpoint], name: str, parameters: dict[str, Any], headers: dict[str, str]
+    repository: Path,
+    mesh: Mapping[str, Endpoint],
+    loaded: Callable[[str], LoadedGraph],
+    name: str,
+    parameters: dict[str, Any],
+    headers: dict[str, str],
 ) -> None:
     """Outputs to the last bit, path, and the models and statuses of the trace."""
     inputs = {"IMAGE": digits(repository)} if name.startswith("digits") else {"TEXT": TEXTS}
@@ -54,7 +70,7 @@ async def test_a_sample_answers_in_this_process_as_from_the_mesh(
     async with V2Client(mesh["router"].grpc) as client:
         result = await client.infer(call, timeout_s=60, metadata=[*headers.items()], trailer=trailer)
     served = Answer(result, trailer)
-    run = await graph_of(repository, name).run_async(inputs, parameters=parameters, headers=headers)
+    run = await asyncio.to_thread(loaded(name).run, inputs, parameters=parameters, headers=headers)
     assert run.path == served.path != ""
     assert {name: array.tolist() for name, array in run.items()} == {k: v.tolist() for k, v in served.items()}
     steps = [
@@ -96,13 +112,13 @@ def test_a_stream_in_this_process_is_that_of_the_mesh(repository: Path, client: 
     ],
 )
 async def test_an_error_in_this_process_is_that_of_the_mesh(
-    repository: Path, mesh: Mapping[str, Endpoint], name: str, inputs: dict[str, Array]
+    mesh: Mapping[str, Endpoint], loaded: Callable[[str], LoadedGraph], name: str, inputs: dict[str, Array]
 ) -> None:
     """Status, message and path."""
     errors = []
     async with V2Client(mesh["router"].grpc) as client:
         call = InferCall(name, inputs={key: encode(value) for key, value in inputs.items()})
-        for asking in (client.infer(call, timeout_s=60), graph_of(repository, name).run_async(inputs)):
+        for asking in (client.infer(call, timeout_s=60), asyncio.to_thread(loaded(name).run, inputs)):
             with pytest.raises(WeftError) as failed:
                 await asking
             errors.append((failed.value.code, failed.value.message, failed.value.path))

@@ -90,7 +90,7 @@ def compiles(name: str, root: Node) -> bool:
         return False
 
 
-@settings(deadline=None, max_examples=num_examples(30))
+@settings(deadline=None, max_examples=num_examples(15))
 @given(root=graphs_of_any_batch())
 def test_a_random_graph(root: Node) -> None:
     """Nodes of every kind within one another, under any policies, with odd orders and repeated names."""

@@ -55,10 +55,10 @@ def container_of(manifest: Manifest) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_manifest_fits_the_schema(overlay: str, version: str) -> None:
+def test_every_manifest_fits_the_schema(version: str) -> None:
     """Strictly: no unknown field, no value of a wrong type; KEDA's objects by the fields of its documentation."""
-    for manifest in rendered(overlay):
+    manifests = {str(manifest): manifest for overlay in OVERLAYS for manifest in rendered(overlay)}  # many are alike
+    for manifest in manifests.values():
         if manifest["kind"] == "ScaledObject":
             jsonschema.validate(manifest, KEDA_SCHEMA)
         else:

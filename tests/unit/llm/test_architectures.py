@@ -100,7 +100,7 @@ _FOREIGN: dict[str, dict[str, Any]] = {
 _SERVED = re.search(r"<!-- transformers -->\n(.*?)\n<!-- end -->", _PAGE.read_text(), re.DOTALL)[1].split(", ")  # type: ignore[index]
 _own_only = pytest.mark.parametrize("theirs", _ARCHITECTURES, indirect=True)
 _quantisable = pytest.mark.parametrize("theirs", sorted(_ARCHITECTURES.keys() - {"GptOss"}), indirect=True)
-_foreign_only = pytest.mark.parametrize("theirs", _FOREIGN, indirect=True)
+_two_foreign = pytest.mark.parametrize("theirs", ["Gemma4", "Olmoe"], indirect=True)
 
 
 def _small_config(name: str, fields: dict[str, Any]) -> Any:
@@ -214,7 +214,7 @@ def test_deterministic_mode(folder: Path, expected: list[list[int]]) -> None:
     assert expected == [answer.text for answer in answers]
 
 
-@_foreign_only
+@_two_foreign
 @pytest.mark.parametrize("setting", [{"deterministic": True}, {"quantization": "int8"}])
 def test_what_transformers_cannot(folder: Path, setting: dict[str, Any]) -> None:
     """Deterministic mode and rounded weights are refused for a model that runs through transformers."""
@@ -222,7 +222,7 @@ def test_what_transformers_cannot(folder: Path, setting: dict[str, Any]) -> None
         _serve(folder, [], **setting)
 
 
-@_foreign_only
+@_two_foreign
 def test_a_file_without_a_weight(folder: Path, tmp_path: Path) -> None:
     """A checkpoint that lacks a weight is refused by its name, and is not served with a random one in its place."""
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
@@ -233,7 +233,7 @@ def test_a_file_without_a_weight(folder: Path, tmp_path: Path) -> None:
         _serve(tmp_path, [])
 
 
-@_foreign_only
+@_two_foreign
 def test_models_load_at_once(folder: Path) -> None:
     """Models that several threads load at a time have one type of numbers each."""
     config = read_config(folder)
@@ -243,7 +243,7 @@ def test_models_load_at_once(folder: Path) -> None:
     assert {torch.bfloat16} == {parameter.dtype for model in made for parameter in model._model.parameters()}
 
 
-@_foreign_only
+@_two_foreign
 def test_a_cache_goes_with_its_engine(folder: Path) -> None:
     """The thread that has loaded a model, and tried its steps, keeps nothing of the cache."""
     _serve(folder, [], speculation="ngram")

@@ -244,7 +244,7 @@ def check(life: Life) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("first_seed", [8, 16])
+@pytest.mark.parametrize("first_seed", [8, pytest.param(16, marks=pytest.mark.long)])
 def test_every_combination_answers_as_a_plain_engine(first_seed: int):
     """Tokens, log probabilities and finish reasons are bitwise those of each request alone, and nothing is owned after.
 

@@ -17,7 +17,7 @@ from tests.unit.router.virtual_clock import VirtualClock
 from weft.base.errors import WeftError
 
 
-@settings(deadline=None, max_examples=num_examples(300))
+@settings(deadline=None, max_examples=num_examples(120))
 @given(
     root=graphs_of_any_batch(),
     seed=st.integers(0, 5),
@@ -67,7 +67,7 @@ def test_a_graph_answers_as_one_step_at_a_time(
         reject()
 
 
-@settings(deadline=None, max_examples=num_examples(100))
+@settings(deadline=None, max_examples=num_examples(40))
 @given(root=graphs_of_any_batch(), seed=st.integers(0, 5), at_ms=st.integers(0, 250), num_cancels=st.integers(1, 3))
 def test_a_cancel_at_any_moment_leaves_nothing_of_a_graph(root: Node, seed: int, at_ms: int, num_cancels: int) -> None:
     """It ends at once, as cancelled if it was not over, and no call and no task is left."""

@@ -19,7 +19,7 @@ from weft.router.core import RouterCore
 from weft.router.repository.config import config_of_signature
 from weft.router.target import TargetModel
 
-NUM_REQUESTS = 2_000
+NUM_REQUESTS = 800
 NUM_CLIENTS = 16
 #: Turns of the event loop; a whole request takes about 60.
 MAX_TURNS = 80

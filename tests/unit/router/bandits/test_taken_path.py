@@ -118,7 +118,7 @@ def with_bandits(node: NodePlan) -> NodePlan:
     return dataclasses.replace(node, steps=tuple(of(step) for step in node.steps), **own)  # type: ignore[arg-type]
 
 
-@settings(max_examples=num_examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=num_examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(root=graphs(), num_rows=st.integers(1, 3))
 def test_every_path_that_is_written_can_be_read(root: Node, num_rows: int) -> None:
     """Whatever fails, is late, goes round, is tried again or falls back: the request's id stands for its path."""

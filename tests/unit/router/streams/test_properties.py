@@ -52,7 +52,7 @@ class World:
         assert (0, 0) == (self.target.num_open, make.num_other_tasks())
 
 
-@settings(max_examples=num_examples(150), deadline=None)
+@settings(max_examples=num_examples(60), deadline=None)
 @given(root=streams(), seed=st.integers(0, 5), num_rows=st.integers(1, 3), has_extra=st.booleans())
 def test_a_graph_streams_as_one_response_at_a_time(root: Node, seed: int, num_rows: int, has_extra: bool) -> None:
     """The same responses in the same order, as often as they merge in any; the same status; nothing left behind."""
@@ -89,7 +89,7 @@ def comparable(responses: list[Response], expected: Stream) -> Any:
     return responses if expected.is_ordered else sorted(map(repr, responses))
 
 
-@settings(max_examples=num_examples(60), deadline=None)
+@settings(max_examples=num_examples(30), deadline=None)
 @given(root=streams(), seed=st.integers(0, 5), at_ms=st.integers(0, 250), num_read=st.integers(0, 3))
 def test_a_cancelled_stream_leaves_nothing(root: Node, seed: int, at_ms: int, num_read: int) -> None:
     """At any moment, or after any response, whether the client goes or stops to read: no call and no task is left."""

@@ -17,7 +17,7 @@ from weft.router.compile import compile_graph
 from weft.router.executor import GraphExecutor
 from weft.router.runtime import Runtime
 
-NUM_GRAPHS = 300
+NUM_GRAPHS = 120
 ACCEPT = "accept: 'size(text(outputs.OUT)) % 2 == 0'"
 
 

@@ -325,7 +325,7 @@ def test_the_router_does_what_is_explained(name, share_failing):
     assert share_failing or num_certain > 5
 
 
-@settings(max_examples=num_examples(150), deadline=None)
+@settings(max_examples=num_examples(60), deadline=None)
 @given(
     root=graphs_of_any_batch(),
     num_rows=st.integers(1, 3),
