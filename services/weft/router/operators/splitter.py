@@ -24,7 +24,7 @@ from weft.language.description import condition_text, counted, share
 from weft.language.path_form import PathForm
 from weft.language.plan import Condition, Description, End
 from weft.language.rollouts import RolloutPlan
-from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition, StepDefinition
 from weft.language.types.conditions import Purpose
 from weft.router.bandits.store import Pull, Scores
 from weft.router.operators.alternatives import AlternativesKind, AlternativesNode, branch_flows, only_branch
@@ -174,6 +174,10 @@ def _seconds(text: str) -> float | None:
     return float(found[1]) * _UNITS_S[found[2]] if found else None
 
 
+def _runs(steps: Iterable[StepDefinition]) -> set[tuple[str, int, str]]:
+    return {(one.model_name, one.model_version, one.node) for one in (step.message for step in steps)}
+
+
 def _faults(node: NodeDefinition) -> Iterator[tuple[str, str]]:
     """What is wrong with a rollout: (the field, a message)."""
     rollout, names = node.message.splitter.rollout, [step.name for step in node.steps]
@@ -201,10 +205,14 @@ def _faults(node: NodeDefinition) -> Iterator[tuple[str, str]]:
     for name, value in limits:
         if not 0 < value <= _GREATEST.get(name, 0.5):
             yield f".guard.{name}", f"'{name}' is {value:g}; give a number above 0 to {_GREATEST.get(name, 0.5):g}"
-    is_compared = any(one.message.shadow.HasField("mirror_compare") for one in node.shadows)
-    if guard.HasField("min_agreement") and not is_compared:
+    compared = _runs(step for step in node.shadows if step.message.shadow.HasField("mirror_compare"))
+    mine = _runs(step for step in node.steps if step.name == _candidate(node))
+    if guard.HasField("min_agreement") and not compared:
         cure = "give the splitter a step with 'shadow { percent: 10 mirror_compare { } }'"
         yield ".guard.min_agreement", f"'min_agreement' needs answers that are compared; {cure}"
+    elif guard.HasField("min_agreement") and shares == [100] and compared == mine:
+        cure = "begin with a smaller share, or let the shadow run what serves today"
+        yield ".guard.min_agreement", f"at 100 % a shadow of the candidate has nothing to be compared with; {cure}"
 
 
 def _rollout(scope: Scope) -> RolloutPlan | None:

@@ -21,8 +21,10 @@ from weft.router.rollouts.place import LEASE
 from weft.router.rollouts.shared import Document, Json, SharedState, is_open, plan_of, revision_of, state_of
 from weft.router.rollouts.store import Rollout, RolloutStore
 
-#: After how many periods all members follow a decision.
+#: After how many periods all members follow a decision, and two looks more, as one that has just begun reads too early.
 _SETTLED = 1.5
+#: A look counts as so many periods at most.
+_MAX_LOOK = 4
 #: Rollouts that are remembered when no graph has them any more, by a router and in the shared state.
 MAX_KEPT = 50
 
@@ -53,6 +55,7 @@ class RolloutMember:
         self.rollouts: dict[str, Rollout] = {}
         self._decided: list[str] = []  # in the last edit
         self._told: Json = {}
+        self._look_s = 0.0  # of the slowest one; it fades
         self._failure = ""
         self._following: asyncio.Task[None] | None = None
 
@@ -92,10 +95,13 @@ class RolloutMember:
                 del self.rollouts[key]
             counts = {key: [one.candidate.to_json(), one.baseline.to_json()] for key, one in self.rollouts.items()}
             edit = partial(self._edit, counts, rollouts[0].key if action else "", action, who)
+            begin_ns = self._clock_ns()
             try:
                 document = await asyncio.to_thread(self._shared.change, edit)
             except OSError as error:
                 raise UnavailableError(f"the shared state of rollouts fails, try again: {error}") from error
+            look_s = min((self._clock_ns() - begin_ns) / 1e9, _MAX_LOOK * self._shared.period_s)
+            self._look_s = max(look_s, 0.9 * self._look_s)
             self._take(document)
             return document
 
@@ -129,7 +135,8 @@ class RolloutMember:
         document.counts[self._shared.member] = own
         is_alone = len(document.counts) == 1
         for name, entry in rollouts.items():
-            if name == key or (is_open(entry) and document.owner == self._shared.member):
+            decides = document.owner == self._shared.member and not self._left_s(entry)
+            if name == key or (is_open(entry) and decides):
                 plan, state, (candidate, baseline) = plan_of(entry), state_of(entry), sums_of(name, document)
                 look = partial(apply, action, who=who) if name == key else advance
                 after = look(plan, state, candidate=candidate, baseline=baseline, now_unix_ns=now)
@@ -137,7 +144,8 @@ class RolloutMember:
                     has_news, entry["state"] = True, after.to_json()
                 if after.revision != state.revision:
                     entry["counts"] = [candidate.to_json(), baseline.to_json()]
-                    entry["from_unix_ns"] = now + int(_SETTLED * self._shared.period_s * 1e9) * (not is_alone)
+                    settled_s = _SETTLED * self._shared.period_s + 2 * self._look_s
+                    entry["from_unix_ns"] = now + int(settled_s * 1e9) * (not is_alone)
                     self._decided.append(name)
         unknown = sorted(rollouts.keys() - counts.keys(), key=lambda name: rollouts[name]["state"]["changed_unix_ns"])
         for name in sorted(unknown, key=lambda name: is_open(rollouts[name]))[:-MAX_KEPT]:
@@ -147,6 +155,11 @@ class RolloutMember:
             if not document.counts[member]:
                 del document.counts[member]
         return has_news or bool(self._decided)
+
+    def _left_s(self, entry: Json) -> float:
+        """Until all follow a decision at once, so that a user does not move back and forth; 0 if clocks differ more."""
+        left_s = (entry["from_unix_ns"] - self._clock_ns()) / 1e9
+        return left_s if 0.0 < left_s <= (_SETTLED + 2 * _MAX_LOOK) * self._shared.period_s else 0.0
 
     def _take(self, document: Document) -> None:
         loop = asyncio.get_running_loop()
@@ -158,11 +171,10 @@ class RolloutMember:
                 for old in list(self._store.states)[: -10 * MAX_KEPT]:
                     del self._store.states[old]
             if (rollout := self.rollouts.get(key)) is not None:
-                wait_s = (entry["from_unix_ns"] - self._clock_ns()) / 1e9
-                if wait_s <= 0:
+                if left_s := self._left_s(entry):
+                    loop.call_later(left_s, rollout.follow, state)
+                else:
                     rollout.follow(state)
-                else:  # with the others, so that a user does not move back and forth between them
-                    loop.call_later(min(wait_s, 2 * self._shared.period_s), rollout.follow, state)
         for entry in (document.rollouts[key] for key in self._decided):
             state = state_of(entry)
             log = _log.info if state.phase in (RUNNING, PROMOTED) else _log.warning

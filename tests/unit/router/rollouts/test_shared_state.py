@@ -3,13 +3,12 @@
 import fcntl
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.router.rollouts.kubernetes import Leases, serving_leases
@@ -41,12 +40,24 @@ def leases() -> Iterator[Leases]:
         yield served
 
 
+@pytest.fixture
+def now() -> list[float]:
+    """The time of the members' clocks, in seconds."""
+    return [1000.0]
+
+
 @pytest.fixture(params=["folder", "lease"])
-def member(request: pytest.FixtureRequest, leases: Leases, tmp_path: Path) -> Callable[[str], SharedState]:
-    """Makes members of one group."""
-    if request.param == "folder":
-        return lambda name: FolderState(tmp_path / "shared", name)
-    return lambda name: LeaseState("weft", "rollouts", name, url=leases.url)
+def member(
+    request: pytest.FixtureRequest, leases: Leases, tmp_path: Path, now: list[float]
+) -> Callable[[str], SharedState]:
+    """Makes members of one group; ownership runs out after 15 s."""
+
+    def made(name: str) -> SharedState:
+        if request.param == "folder":
+            return FolderState(tmp_path / "shared", name, duration_s=15, clock_s=lambda: now[0])
+        return LeaseState("weft", "rollouts", name, url=leases.url, clock_s=lambda: now[0])
+
+    return made
 
 
 def add(document: Document) -> bool:
@@ -126,36 +137,27 @@ def test_a_member_that_hangs_does_not_stop_the_others(tmp_path: Path, monkeypatc
     assert "one" == state.change(lambda document: True).owner
 
 
-def test_the_kernel_frees_what_a_killed_owner_held(tmp_path: Path) -> None:
-    """A process that is killed while it owns the folder leaves it to the next member that looks."""
-    program = (
-        "import sys, pathlib; from tests.unit.router.rollouts.test_shared_state import *\n"
-        f"FolderState(pathlib.Path({str(tmp_path / 'shared')!r}), 'killed').change(add)\n"
-        "print('owns', flush=True); sys.stdin.read()"
-    )
-    state = FolderState(tmp_path / "shared", "next")
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert "owns\n" == process.stdout.readline()
-        assert "killed" == state.change(look).owner
-        process.kill()
-        process.wait()
-    assert "next" == state.change(look).owner
-    state.close()
-
-
-def test_a_lease_runs_out_by_the_observers_clock(leases: Leases) -> None:
-    """An owner that stops renewing loses it ``duration_s`` after another saw its last renewal."""
-    now = [1000.0]
-    made = [
-        LeaseState("weft", "rollouts", name, url=leases.url, duration_s=15, clock_s=lambda: now[0])
-        for name in ("one", "two")
-    ]
-    one, two = made
+@pytest.mark.parametrize("text", ["", "host-1a2b", "[1]"])
+def test_what_names_no_owner_of_a_folder_is_replaced(tmp_path: Path, text: str) -> None:
+    """A member that is killed while it writes its name leaves less than that."""
+    one, two = (FolderState(tmp_path, name) for name in ("one", "two"))
     one.change(add)
-    leases.by_name["rollouts"]["spec"]["renewTime"] = "1999-01-01T00:00:00.000000Z"  # its clock is wrong
+    (tmp_path / "owner.json").write_text(text)
+    assert "two" == two.change(look).owner == one.change(look).owner
+
+
+def test_ownership_runs_out_by_the_observers_clock(
+    member: Callable[[str], SharedState], leases: Leases, tmp_path: Path, now: list[float]
+) -> None:
+    """An owner that stops renewing loses it ``duration_s`` after another saw its last renewal."""
+
+    def spec() -> dict[str, Any]:
+        path = tmp_path / "shared" / "owner.json"
+        return json.loads(path.read_text()) if path.exists() else leases.by_name["rollouts"]["spec"]
+
+    one, two = member("one"), member("two")
+    one.change(add)
+    now[0] += 1e6  # the time of no look counts
     assert "one" == two.change(look).owner
     now[0] += 14
     assert "one" == two.change(look).owner
@@ -164,9 +166,8 @@ def test_a_lease_runs_out_by_the_observers_clock(leases: Leases) -> None:
     assert "one" == two.change(look).owner
     now[0] += 15.1
     assert "two" == two.change(look).owner
-    spec = leases.by_name["rollouts"]["spec"]
-    assert ("two", 15, 1) == (spec["holderIdentity"], spec["leaseDurationSeconds"], spec["leaseTransitions"])
-    assert datetime.fromisoformat(spec["renewTime"]).tzinfo is not None
+    assert ("two", 15, 1) == (*(spec()[key] for key in ("holderIdentity", "leaseDurationSeconds", "leaseTransitions")),)
+    assert datetime.fromisoformat(spec()["renewTime"]).tzinfo is not None
     assert "two" == one.change(add).owner, "the old owner is none, though its edit is kept"
 
 
