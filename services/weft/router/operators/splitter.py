@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
 from math import log
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from opentelemetry.trace import get_current_span
@@ -24,7 +25,7 @@ from weft.language.description import condition_text, counted, share
 from weft.language.path_form import PathForm
 from weft.language.plan import Condition, Description, End
 from weft.language.rollouts import RolloutPlan
-from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition, StepDefinition
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.conditions import Purpose
 from weft.router.bandits.store import Pull, Scores
 from weft.router.operators.alternatives import AlternativesKind, AlternativesNode, branch_flows, only_branch
@@ -174,10 +175,6 @@ def _seconds(text: str) -> float | None:
     return float(found[1]) * _UNITS_S[found[2]] if found else None
 
 
-def _runs(steps: Iterable[StepDefinition]) -> set[tuple[str, int, str]]:
-    return {(one.model_name, one.model_version, one.node) for one in (step.message for step in steps)}
-
-
 def _faults(node: NodeDefinition) -> Iterator[tuple[str, str]]:
     """What is wrong with a rollout: (the field, a message)."""
     rollout, names = node.message.splitter.rollout, [step.name for step in node.steps]
@@ -205,8 +202,9 @@ def _faults(node: NodeDefinition) -> Iterator[tuple[str, str]]:
     for name, value in limits:
         if not 0 < value <= _GREATEST.get(name, 0.5):
             yield f".guard.{name}", f"'{name}' is {value:g}; give a number above 0 to {_GREATEST.get(name, 0.5):g}"
-    compared = _runs(step for step in node.shadows if step.message.shadow.HasField("mirror_compare"))
-    mine = _runs(step for step in node.steps if step.name == _candidate(node))
+    runs = attrgetter("message.model_name", "message.model_version", "message.node")
+    compared = {runs(one) for one in node.shadows if one.message.shadow.HasField("mirror_compare")}
+    mine = {runs(one) for one in node.steps if one.name == _candidate(node)}
     if guard.HasField("min_agreement") and not compared:
         cure = "give the splitter a step with 'shadow { percent: 10 mirror_compare { } }'"
         yield ".guard.min_agreement", f"'min_agreement' needs answers that are compared; {cure}"

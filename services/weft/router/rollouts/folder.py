@@ -26,20 +26,11 @@ class FolderState:
 
     Args:
         folder: Of all members; None: a temporary one of this process.
-        duration_s, clock_s: As of ``Ownership``.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        member: str,
-        *,
-        duration_s: int = 2,
-        period_s: float = 0.5,
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.member, self.period_s = member, period_s
-        self._stack, self._folder, self._ownership = ExitStack(), folder, Ownership(member, duration_s, clock_s)
+    def __init__(self, folder: Path | None, ownership: Ownership, *, period_s: float = 0.5) -> None:
+        self.member, self.period_s = ownership.member, period_s
+        self._stack, self._folder, self._ownership = ExitStack(), folder, ownership
 
     def change(self, edit: Callable[[Document], bool]) -> Document:
         """Change the file, alone among all members."""

@@ -4,16 +4,12 @@ import contextlib
 import json
 import os
 import ssl
-import time
-from base64 import b64decode, b64encode
 from collections.abc import Callable
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
-from zlib import compress, decompress
-from zlib import error as zlib_error
 
 from weft.base.observing.logs import get_logger
 from weft.router.rollouts.shared import Document, Json, Ownership
@@ -21,7 +17,7 @@ from weft.router.rollouts.shared import Document, Json, Ownership
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _STATE, _DAMAGED = "weft.dev/rollouts", "weft.dev/rollouts-damaged"
 _TIMEOUT_S = 5.0
-#: A longer document is packed; Kubernetes takes 256 KiB.
+#: A longer document leaves out what it can; Kubernetes takes 256 KiB.
 _MAX_CHARS = 1 << 17
 #: How often one change is tried while others change the Lease, too.
 _MAX_TRIES = 20
@@ -37,26 +33,16 @@ class LeaseState:
     Args:
         url: Of the API server, for example of a ``kubectl proxy``; "": of the cluster in which this process runs.
         account: Folder with ``token``, which is read for each call, and ``ca.crt``.
-        duration_s, clock_s: As of ``Ownership``.
     """
 
     def __init__(
-        self,
-        namespace: str,
-        name: str,
-        member: str,
-        *,
-        url: str = "",
-        account: Path = _ACCOUNT,
-        duration_s: int = 15,
-        period_s: float = 2.0,
-        clock_s: Callable[[], float] = time.monotonic,
+        self, namespace: str, name: str, ownership: Ownership, *, url: str = "", account: Path = _ACCOUNT
     ) -> None:
         host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
         self._all = url or f"https://{f'[{host}]' if ':' in host else host}:{port}"
         self._all += f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self.member, self.period_s = member, period_s
-        self._name, self._account, self._ownership = name, account, Ownership(member, duration_s, clock_s)
+        self.member, self.period_s = ownership.member, 2.0
+        self._name, self._account, self._ownership = name, account, ownership
 
     def change(self, edit: Callable[[Document], bool]) -> Document:
         """Change the annotation; the owner renews the Lease with it."""
@@ -66,10 +52,10 @@ class LeaseState:
             document = self._document(lease)
             document.owner = lease["spec"]["holderIdentity"]
             if is_changed := edit(document):
-                lease["metadata"].setdefault("annotations", {})[_STATE] = _packed(document)
-            if not (is_changed or is_owner):
-                return document
-            if self._call("PUT", lease, unless=HTTPStatus.CONFLICT):
+                if len(document.text) > _MAX_CHARS:
+                    document.drop_counts()
+                lease["metadata"].setdefault("annotations", {})[_STATE] = document.text
+            if not (is_changed or is_owner) or self._call("PUT", lease, unless=HTTPStatus.CONFLICT):
                 return document
         raise OSError(f"Lease {self._name} is changed too often by others")
 
@@ -108,17 +94,8 @@ class LeaseState:
     def _document(self, lease: Json) -> Document:
         annotations = lease["metadata"].get("annotations", {})
         try:
-            text = annotations.get(_STATE, Document().text)
-            return Document.parse(text if text[:1] in "{[" else decompress(b64decode(text)))
-        except (ValueError, zlib_error) as error:
+            return Document.parse(annotations[_STATE]) if _STATE in annotations else Document()
+        except ValueError as error:
             annotations[_DAMAGED] = annotations.pop(_STATE)[:_MAX_CHARS]
             _log.error("%s of Lease %s is damaged and is kept as %s: %s", _STATE, self._name, _DAMAGED, error)
             return Document()
-
-
-def _packed(document: Document) -> str:
-    """As text; a long one without what can be left out, and compressed, about to a third."""
-    if len(document.text) > _MAX_CHARS:
-        document.drop_counts()
-    text = document.text
-    return text if len(text) <= _MAX_CHARS else b64encode(compress(text.encode())).decode()

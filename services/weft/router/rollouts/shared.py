@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -32,7 +32,7 @@ class Document:
     @property
     def text(self) -> str:
         """As it is kept, without the owner."""
-        return json.dumps({"format": _FORMAT, "rollouts": self.rollouts, "counts": self.counts})
+        return json.dumps({"format": _FORMAT, "rollouts": self.rollouts, "counts": self.counts}, separators=(",", ":"))
 
     def drop_counts(self) -> None:
         """Of rollouts that are over; their verdicts have the figures."""
@@ -65,11 +65,6 @@ def state_of(entry: Json) -> RolloutState:
     return RolloutState.from_json(entry["state"])
 
 
-def revision_of(rollouts: Mapping[str, Json], key: str) -> int:
-    """Of a rollout's state; -1 if it is not there."""
-    return rollouts[key]["state"]["revision"] if key in rollouts else -1
-
-
 def is_open(entry: Json) -> bool:
     """Whether an entry is of a rollout that is not over."""
     return entry is not None and entry["state"]["phase"] in (RUNNING, PAUSED)
@@ -86,7 +81,7 @@ class Ownership:
     """
 
     def __init__(self, member: str, duration_s: int, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._member, self._duration_s, self._clock_s = member, duration_s, clock_s
+        self.member, self._duration_s, self._clock_s = member, duration_s, clock_s
         self._seen: Json = None
         self._seen_at_s = 0.0
 
@@ -95,16 +90,16 @@ class Ownership:
         if spec != self._seen:
             self._seen, self._seen_at_s = dict(spec), self._clock_s()
         holder, now = spec.get("holderIdentity"), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        if holder != self._member:
+        if holder != self.member:
             if holder and self._seen_at_s + spec.get("leaseDurationSeconds", 0) > self._clock_s():
                 return False
             spec |= {"leaseTransitions": spec.get("leaseTransitions", -1) + 1, "acquireTime": now}
-        spec |= {"holderIdentity": self._member, "leaseDurationSeconds": self._duration_s, "renewTime": now}
+        spec |= {"holderIdentity": self.member, "leaseDurationSeconds": self._duration_s, "renewTime": now}
         return True
 
     def release(self, spec: Json) -> bool:
         """Free it, so that the next owner need not wait; False if it is another's."""
-        if spec.get("holderIdentity") != self._member:
+        if spec.get("holderIdentity") != self.member:
             return False
         spec |= {"holderIdentity": "", "leaseDurationSeconds": 1}
         return True

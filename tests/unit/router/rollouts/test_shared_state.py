@@ -21,7 +21,7 @@ from weft.router.rollouts.lease import LeaseState
 from weft.router.rollouts.machine import begin
 from weft.router.rollouts.owner import shared_state, sums_of
 from weft.router.rollouts.place import place_of
-from weft.router.rollouts.shared import Document, SharedState, state_of
+from weft.router.rollouts.shared import Document, Ownership, SharedState, state_of
 
 PLAN = RolloutPlan("new", 1, (1.0, 1.0), (0.1, 1.0), limits={"max_error_rate": 0.1}, digest="d")
 ENTRY = {
@@ -54,8 +54,8 @@ def member(
 
     def made(name: str) -> SharedState:
         if request.param == "folder":
-            return FolderState(tmp_path / "shared", name, duration_s=15, clock_s=lambda: now[0])
-        return LeaseState("weft", "rollouts", name, url=leases.url, clock_s=lambda: now[0])
+            return FolderState(tmp_path / "shared", Ownership(name, 15, lambda: now[0]))
+        return LeaseState("weft", "rollouts", Ownership(name, 15, lambda: now[0]), url=leases.url)
 
     return made
 
@@ -118,7 +118,7 @@ def test_a_damaged_document_is_kept_aside_and_told(
 
 def test_a_folder_is_made_when_there_is_something_to_keep(tmp_path: Path) -> None:
     """Looks make nothing; git does not see it."""
-    state = FolderState(tmp_path / ".weft" / "rollouts", "one")
+    state = FolderState(tmp_path / ".weft" / "rollouts", Ownership("one", 15))
     assert "" == state.change(look).owner
     assert not (tmp_path / ".weft").exists()
     state.change(add)
@@ -129,7 +129,7 @@ def test_a_folder_is_made_when_there_is_something_to_keep(tmp_path: Path) -> Non
 def test_a_member_that_hangs_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it changes the document their looks fail, after a time, and go on when it does."""
     monkeypatch.setattr(folder, "_MAX_WAIT_S", 0.0)
-    state = FolderState(tmp_path, "one")
+    state = FolderState(tmp_path, Ownership("one", 15))
     with (tmp_path / "state.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(OSError, match=r"state.lock is held by another process"):
@@ -140,7 +140,7 @@ def test_a_member_that_hangs_does_not_stop_the_others(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("text", ["", "host-1a2b", "[1]"])
 def test_what_names_no_owner_of_a_folder_is_replaced(tmp_path: Path, text: str) -> None:
     """A member that is killed while it writes its name leaves less than that."""
-    one, two = (FolderState(tmp_path, name) for name in ("one", "two"))
+    one, two = (FolderState(tmp_path, Ownership(name, 15)) for name in ("one", "two"))
     one.change(add)
     (tmp_path / "owner.json").write_text(text)
     assert "two" == two.change(look).owner == one.change(look).owner
@@ -173,7 +173,7 @@ def test_ownership_runs_out_by_the_observers_clock(
 
 def test_a_conflict_is_tried_again_on_the_newer_document(leases: Leases) -> None:
     """An edit between reading and writing is not overwritten."""
-    one, two = (LeaseState("weft", "rollouts", name, url=leases.url) for name in ("one", "two"))
+    one, two = (LeaseState("weft", "rollouts", Ownership(name, 15), url=leases.url) for name in ("one", "two"))
     one.change(add)
     leases.rival = lambda: two.change(add)
     assert 3 == one.change(add).rollouts["g/root@d"]["state"]["step"]
@@ -182,7 +182,7 @@ def test_a_conflict_is_tried_again_on_the_newer_document(leases: Leases) -> None
 
 def test_a_lease_has_room_for_what_is_over(leases: Leases) -> None:
     """Verdicts stay; counts of rollouts that are over go when the document grows long."""
-    state = LeaseState("weft", "rollouts", "one", url=leases.url)
+    state = LeaseState("weft", "rollouts", Ownership("one", 15), url=leases.url)
     runs = ArmCounts(runs_by_bin=dict.fromkeys(range(300), 1000))
     over = replace(begin(PLAN, 1), phase="PROMOTED", verdict="good", candidate_before=runs, baseline_before=runs)
 
@@ -201,7 +201,7 @@ def test_a_lease_has_room_for_what_is_over(leases: Leases) -> None:
 
 def test_the_token_is_read_for_each_call(leases: Leases, tmp_path: Path) -> None:
     """Kubernetes changes it; errors of the server say what was asked."""
-    state = LeaseState("weft", "rollouts", "one", url=leases.url, account=tmp_path)
+    state = LeaseState("weft", "rollouts", Ownership("one", 15), url=leases.url, account=tmp_path)
     for token in ("first\n", "second"):
         (tmp_path / "token").write_text(token)
         state.change(look)
