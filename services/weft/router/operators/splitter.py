@@ -209,8 +209,7 @@ def _faults(node: NodeDefinition) -> Iterator[tuple[str, str]]:
         cure = "give the splitter a step with 'shadow { percent: 10 mirror_compare { } }'"
         yield ".guard.min_agreement", f"'min_agreement' needs answers that are compared; {cure}"
     elif guard.HasField("min_agreement") and shares == [100] and compared == mine:
-        cure = "begin with a smaller share, or let the shadow run what serves today"
-        yield ".guard.min_agreement", f"at 100 % a shadow of the candidate has nothing to be compared with; {cure}"
+        yield ".guard.min_agreement", "at 100 % a shadow of the candidate compares nothing; begin with a smaller share"
 
 
 def _rollout(scope: Scope) -> RolloutPlan | None:

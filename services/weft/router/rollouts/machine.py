@@ -144,8 +144,9 @@ def advance(
         return _decided(state, phase, f"{did} {at}: {'; '.join(broken)}", now_unix_ns, candidate, baseline)
     num_requests = (candidate - state.candidate_before).num_requests
     if state.step and share_now(plan, state) == 1.0:  # a shadow of the candidate has nothing to be compared with
-        instead = {"num": num_requests, "unit": "requests"}
-        results = [one._replace(**instead) if one.unit == "comparisons" else one for one in results]
+        for index, one in enumerate(results):
+            if one.unit == "comparisons":
+                results[index] = one._replace(num=num_requests, unit="requests")
     waits = _waits(plan, results, num_requests)
     left_s = plan.every_s - (now_unix_ns - state.changed_unix_ns) / 1e9
     if left_s > 0 and not waits:

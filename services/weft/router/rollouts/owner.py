@@ -131,7 +131,6 @@ class RolloutMember:
         own = {name: told for name, told in counts.items() if is_open(rollouts.get(name))}
         has_news = bool(news) or own != self._told
         document.counts[self._shared.member] = own
-        is_alone = len(document.counts) == 1
         for name, entry in rollouts.items():
             if name == key or (is_open(entry) and document.owner == self._shared.member and not self._left_s(entry)):
                 plan, state, (candidate, baseline) = plan_of(entry), state_of(entry), sums_of(name, document)
@@ -142,7 +141,7 @@ class RolloutMember:
                 if after.revision != state.revision:
                     entry["counts"] = [] if is_open(entry) else [candidate.to_json(), baseline.to_json()]
                     settled_s = _SETTLED * self._shared.period_s + 2 * self._look_s
-                    entry["from_unix_ns"] = now + int(settled_s * 1e9) * (not is_alone)
+                    entry["from_unix_ns"] = now + int(settled_s * 1e9) * (len(document.counts) > 1)  # alone, at once
                     self._decided.append(name)
         unknown = sorted(rollouts.keys() - counts.keys(), key=lambda name: rollouts[name]["state"]["changed_unix_ns"])
         for name in sorted(unknown, key=lambda name: is_open(rollouts[name]))[:-MAX_KEPT]:
