@@ -11,6 +11,7 @@ from typing import IO
 
 from weft.base.observing.logs import get_logger
 from weft.base.processes.owned_folder import owned_folder
+from weft.jobs.atomic_files import replace_file
 from weft.router.rollouts.shared import Document, Json, Ownership
 
 STATE, OWNER = "state.json", "owner.json"
@@ -42,8 +43,7 @@ class FolderState:
             document = self._read(path)
             document.owner = _changed(path.with_name(OWNER), self._ownership.hold)
             if edit(document):
-                path.with_suffix(".new").write_text(document.text)
-                path.with_suffix(".new").replace(path)
+                replace_file(path, document.text.encode())
         return document
 
     def close(self) -> None:
