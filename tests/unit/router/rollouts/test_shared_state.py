@@ -199,6 +199,20 @@ def test_a_lease_has_room_for_what_is_over(leases: Leases) -> None:
     assert runs == state_of(document.rollouts["g/open@d"]).candidate_before
 
 
+def test_a_full_lease_stays_as_it_is_and_says_so(leases: Leases) -> None:
+    """Kubernetes takes no more; what is kept can still be read."""
+    state = LeaseState("weft", "rollouts", Ownership("one", 15), url=leases.url)
+
+    def fill(document: Document) -> bool:
+        document.rollouts["g/root@d"]["state"]["verdict"] = "x" * (1 << 18)
+        return add(document)
+
+    state.change(add)
+    with pytest.raises(OSError, match=r"HTTP Error 422: .*annotations: Too long: may not be more than 262144 bytes"):
+        state.change(fill)
+    assert 1 == state.change(look).rollouts["g/root@d"]["state"]["step"]
+
+
 def test_the_token_is_read_for_each_call(leases: Leases, tmp_path: Path) -> None:
     """Kubernetes changes it; errors of the server say what was asked."""
     state = LeaseState("weft", "rollouts", Ownership("one", 15), url=leases.url, account=tmp_path)
