@@ -4,8 +4,9 @@ import contextlib
 import json
 import os
 import ssl
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable
-from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
@@ -17,7 +18,7 @@ from weft.router.rollouts.shared import Document, Json, Ownership
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _STATE, _DAMAGED = "weft.dev/rollouts", "weft.dev/rollouts-damaged"
 _TIMEOUT_S = 5.0
-#: A longer document leaves out what it can; Kubernetes takes 256 KiB.
+#: A longer document leaves out what it can, and is compressed to about a third; Kubernetes takes 256 KiB.
 _MAX_CHARS = 1 << 17
 #: How often one change is tried while others change the Lease, too.
 _MAX_TRIES = 20
@@ -52,10 +53,11 @@ class LeaseState:
             document = self._document(lease)
             document.owner = lease["spec"]["holderIdentity"]
             if is_changed := edit(document):
-                if len(document.text) > _MAX_CHARS:
+                if len(text := document.text) > _MAX_CHARS:
                     document.drop_counts()
-                lease["metadata"].setdefault("annotations", {})[_STATE] = document.text
-            if not (is_changed or is_owner) or self._call("PUT", lease, unless=HTTPStatus.CONFLICT):
+                    text = b64encode(zlib.compress(document.text.encode())).decode()
+                lease["metadata"].setdefault("annotations", {})[_STATE] = text
+            if not (is_changed or is_owner) or self._call("PUT", lease, unless=409):
                 return document
         raise OSError(f"Lease {self._name} is changed too often by others")
 
@@ -66,7 +68,7 @@ class LeaseState:
             if self._ownership.release(lease["spec"]):
                 self._call("PUT", lease)
 
-    def _call(self, method: str, body: Json = None, *, unless: HTTPStatus | None = None) -> Json:
+    def _call(self, method: str, body: Json = None, *, unless: int = 0) -> Json:
         """The response; None if its status is ``unless``. Raises OSError."""
         tls, headers = None, {"Content-Type": "application/json"}
         if (token := self._account / "token").exists():
@@ -88,14 +90,14 @@ class LeaseState:
     def _lease(self) -> Json:
         """The Lease, made if there is none."""
         new = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}, "spec": {}}
-        found = self._call("GET", unless=HTTPStatus.NOT_FOUND)
-        return found or self._call("POST", new, unless=HTTPStatus.CONFLICT) or self._call("GET")
+        return self._call("GET", unless=404) or self._call("POST", new, unless=409) or self._call("GET")
 
     def _document(self, lease: Json) -> Document:
         annotations = lease["metadata"].get("annotations", {})
         try:
-            return Document.parse(annotations[_STATE]) if _STATE in annotations else Document()
-        except ValueError as error:
+            text = annotations.get(_STATE, Document().text)
+            return Document.parse(text if text[:1] in "{[" else zlib.decompress(b64decode(text)))
+        except (ValueError, zlib.error) as error:
             annotations[_DAMAGED] = annotations.pop(_STATE)[:_MAX_CHARS]
             _log.error("%s of Lease %s is damaged and is kept as %s: %s", _STATE, self._name, _DAMAGED, error)
             return Document()

@@ -121,9 +121,8 @@ class RolloutMember:
     def _edit(self, counts: dict[str, Json], key: str, action: str, who: str, document: Document) -> bool:
         """Put what this member knows into the document, then act or decide; runs on a thread, maybe again."""
         rollouts, now, self._decided = document.rollouts, self._clock_ns(), []
-        known = [self.rollouts[name] for name in counts]
         old = {name: entry["state"]["revision"] for name, entry in rollouts.items()}
-        news = [one for one in known if one.state.revision > old.get(one.key, -1)]
+        news = [one for one in (self.rollouts[name] for name in counts) if one.state.revision > old.get(one.key, -1)]
         for one in news:  # it is new, or the document was lost
             begun = replace(one.state, changed_unix_ns=one.state.changed_unix_ns or now).to_json()
             named = {"graph": one.graph, "node": one.node, "plan": asdict(one.plan)}

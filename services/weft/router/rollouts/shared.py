@@ -99,10 +99,9 @@ class Ownership:
 
     def release(self, spec: Json) -> bool:
         """Free it, so that the next owner need not wait; False if it is another's."""
-        if spec.get("holderIdentity") != self.member:
-            return False
-        spec |= {"holderIdentity": "", "leaseDurationSeconds": 1}
-        return True
+        if is_mine := spec.get("holderIdentity") == self.member:
+            spec |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+        return is_mine
 
 
 class SharedState(Protocol):

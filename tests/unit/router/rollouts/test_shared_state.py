@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -92,7 +93,9 @@ def test_no_change_is_lost(member: Callable[[str], SharedState]) -> None:
         one.close()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2}', '{"format": 1, "rollouts": {"a": {}}, "counts": {}}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "AAAA", '{"format": 2}', '{"format": 1, "rollouts": {"a": {}}, "counts": {}}']
+)
 def test_a_damaged_document_is_kept_aside_and_told(
     member: Callable[[str], SharedState], leases: Leases, tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,7 +184,7 @@ def test_a_conflict_is_tried_again_on_the_newer_document(leases: Leases) -> None
 
 
 def test_a_lease_has_room_for_what_is_over(leases: Leases) -> None:
-    """Verdicts stay; counts of rollouts that are over go when the document grows long."""
+    """Verdicts stay; counts of rollouts that are over go when the document grows long, and the rest is compressed."""
     state = LeaseState("weft", "rollouts", Ownership("one", 15), url=leases.url)
     runs = ArmCounts(runs_by_bin=dict.fromkeys(range(300), 1000))
     over = replace(begin(PLAN, 1), phase="PROMOTED", verdict="good", candidate_before=runs, baseline_before=runs)
@@ -193,6 +196,7 @@ def test_a_lease_has_room_for_what_is_over(leases: Leases) -> None:
         return True
 
     assert len(state.change(fill).text) < 100_000
+    assert len(leases.by_name["rollouts"]["metadata"]["annotations"]["weft.dev/rollouts"]) < 10_000
     document = state.change(look)
     assert ("good", ArmCounts()) == ((kept := state_of(document.rollouts["g/7@d"])).verdict, kept.candidate_before)
     assert (ArmCounts(), ArmCounts()) == sums_of("g/7@d", document)
@@ -204,7 +208,7 @@ def test_a_full_lease_stays_as_it_is_and_says_so(leases: Leases) -> None:
     state = LeaseState("weft", "rollouts", Ownership("one", 15), url=leases.url)
 
     def fill(document: Document) -> bool:
-        document.rollouts["g/root@d"]["state"]["verdict"] = "x" * (1 << 18)
+        document.rollouts["g/root@d"]["state"]["verdict"] = Random(0).randbytes(1 << 18).hex()
         return add(document)
 
     state.change(add)
