@@ -101,7 +101,7 @@ class Ownership:
         """Free it, so that the next owner need not wait; False if it is another's."""
         if is_mine := spec.get("holderIdentity") == self.member:
             spec |= {"holderIdentity": "", "leaseDurationSeconds": 1}
-        return is_mine
+        return bool(is_mine)
 
 
 class SharedState(Protocol):
