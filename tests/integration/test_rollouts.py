@@ -1,7 +1,8 @@
 """Rollouts over real routers, and workers of one: a kill of the owner, restarts, reloads, clients that steer them."""
 
+import fcntl
 import json
-import os
+import signal
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -113,12 +114,6 @@ def status(address: str, node: str = "root", action: int = 0) -> graph_pb.Rollou
         return Client(channel).graphs.Rollout(request, timeout=WAIT_S).rollout[0]
 
 
-def owns(pid: int) -> bool:
-    """Whether a process holds the lock of an owner."""
-    links = (os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink())
-    return any(link.endswith("/rollouts/owner") for link in links)
-
-
 def percent(router: Running, candidate: str = "beta") -> float:
     return router.scrape()[f'weft_rollout_percent{{candidate="{candidate}",graph="named",node="root"}}']
 
@@ -140,6 +135,14 @@ def routers(repository: Path, target: str, num: int, *arguments: str) -> Iterato
         yield [stack.enter_context(running_router(repository, target, arguments)) for _ in range(num)]
 
 
+@contextmanager
+def owning_router(repository: Path, target: str, *arguments: str) -> Iterator[Running]:
+    """The owner, as it is the first."""
+    with running_router(repository, target, arguments) as router:
+        wait_until(lambda: status(router.grpc).owner, "an owner")
+        yield router
+
+
 @pytest.mark.parametrize("place", ["repository", "lease"])
 def test_the_death_of_the_owner_costs_no_request_and_no_share(tmp_path: Path, target: str, place: str) -> None:
     """Of three routers on one repository, another decides after it; users move once, and a new router knows the end."""
@@ -148,16 +151,12 @@ def test_the_death_of_the_owner_costs_no_request_and_no_share(tmp_path: Path, ta
         more = []
         if place == "lease":
             more = ["--rollouts", f"lease:weft/mesh@{stack.enter_context(serving_leases()).url}"]
-        three = stack.enter_context(routers(tmp_path, target, 3, *more))
-        users = stack.enter_context(Users([router.grpc for router in three]))
-        wait_until(lambda: status(three[0].grpc).step == 1, "the second share")
-        first = status(three[0].grpc)
-        assert first.owner
-        owner = three[0]  # which has looked first
-        if place == "repository":
-            (owner,) = (router for router in three if owns(router.process.pid))
+        owner = stack.enter_context(owning_router(tmp_path, target, *more))
+        left = stack.enter_context(routers(tmp_path, target, 2, *more))
+        users = stack.enter_context(Users([router.grpc for router in (owner, *left)]))
+        wait_until(lambda: status(owner.grpc).step >= 1, "the second share")
+        first = status(owner.grpc)
         owner.kill()
-        left = [router for router in three if router is not owner]
         shares: dict[str, list[float]] = defaultdict(list)
 
         def is_promoted() -> bool:
@@ -172,6 +171,32 @@ def test_the_death_of_the_owner_costs_no_request_and_no_share(tmp_path: Path, ta
         with running_router(tmp_path, target, more) as new, grpc.insecure_channel(new.grpc) as channel:
             assert "root[beta]" == Client(channel).ask()
     assert [] == users.faults
+    assert 1 == users.num_moves()
+
+
+def test_an_owner_that_hangs_loses_the_rollout_and_follows_when_it_goes_on(tmp_path: Path, target: str) -> None:
+    """While it is stopped another one decides; it decides nothing any more, and changes nothing."""
+    write(tmp_path, split("beta"), "named")
+    with owning_router(tmp_path, target) as old, routers(tmp_path, target, 2) as two:
+        first = status(old.grpc).owner
+        folder = tmp_path / ".weft" / "rollouts"
+        with (folder / "state.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # it is in the middle of no change
+            old.process.send_signal(signal.SIGSTOP)
+        try:
+            wait_until(lambda: status(two[0].grpc).owner != first, "another owner")
+            with Users([router.grpc for router in two]) as users:
+                wait_until(lambda: [percent(router) for router in two] == [100, 100], "the end")
+            told = status(two[0].grpc)
+            kept = (folder / "state.json").read_bytes()
+        finally:
+            old.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: percent(old) == 100, "that it follows")
+        assert (told.owner, told.revision, told.verdict) == (
+            *(getattr(status(old.grpc), name) for name in ("owner", "revision", "verdict")),
+        )
+        assert told.owner != first
+        assert kept == (folder / "state.json").read_bytes()
     assert 1 == users.num_moves()
 
 

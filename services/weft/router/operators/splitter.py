@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
 from math import log
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from opentelemetry.trace import get_current_span
@@ -194,10 +195,14 @@ def _faults(node: NodeDefinition) -> Iterator[tuple[str, str]]:
     for name, value in limits:
         if not 0 < value <= _GREATEST.get(name, 0.5):
             yield f".guard.{name}", f"'{name}' is {value:g}; give a number above 0 to {_GREATEST.get(name, 0.5):g}"
-    is_compared = any(one.message.shadow.HasField("mirror_compare") for one in node.shadows)
-    if guard.HasField("min_agreement") and not is_compared:
+    runs = attrgetter("message.model_name", "message.model_version", "message.node")
+    compared = {runs(one) for one in node.shadows if one.message.shadow.HasField("mirror_compare")}
+    mine = {runs(one) for one in node.steps if one.name == _candidate(node)}
+    if guard.HasField("min_agreement") and not compared:
         cure = "give the splitter a step with 'shadow { percent: 10 mirror_compare { } }'"
         yield ".guard.min_agreement", f"'min_agreement' needs answers that are compared; {cure}"
+    elif guard.HasField("min_agreement") and shares == [100] and compared == mine:
+        yield ".guard.min_agreement", "at 100 % a shadow of the candidate compares nothing; begin with a smaller share"
 
 
 def _rollout(scope: Scope) -> RolloutPlan | None:

@@ -1,7 +1,8 @@
 """Shared state of rollouts in a folder: for workers, and for routers on one machine or one file system."""
 
+import contextlib
 import fcntl
-import os
+import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,16 +11,17 @@ from typing import IO
 
 from weft.base.observing.logs import get_logger
 from weft.base.processes.owned_folder import owned_folder
-from weft.router.rollouts.shared import Document
+from weft.jobs.atomic_files import replace_file
+from weft.router.rollouts.shared import Document, Json, Ownership
 
-STATE = "state.json"
+STATE, OWNER = "state.json", "owner.json"
 _MAX_WAIT_S = 5.0
 
 _log = get_logger("weft.router.rollouts")
 
 
 class FolderState:
-    """A file, and a lock that the owner holds: the kernel frees it when the owner ends, however it ends.
+    """A file that members change under a lock, and one with the owner's name and last renewal.
 
     Nothing is made before there is something to keep. A damaged file is renamed to end in ``.damaged``.
 
@@ -27,9 +29,9 @@ class FolderState:
         folder: Of all members; None: a temporary one of this process.
     """
 
-    def __init__(self, folder: Path | None, member: str, *, period_s: float = 0.5) -> None:
-        self.member, self.period_s = member, period_s
-        self._stack, self._folder, self._is_owner = ExitStack(), folder, False
+    def __init__(self, folder: Path | None, ownership: Ownership, *, period_s: float = 0.5) -> None:
+        self.member, self.period_s = ownership.member, period_s
+        self._stack, self._folder, self._ownership = ExitStack(), folder, ownership
 
     def change(self, edit: Callable[[Document], bool]) -> Document:
         """Change the file, alone among all members."""
@@ -39,16 +41,16 @@ class FolderState:
         with path.with_suffix(".lock").open("a") as lock:  # NFS locks what is open for writing
             self._wait_for(lock)
             document = self._read(path)
-            document.owner = self._owner(path.with_name("owner"))
+            document.owner = _changed(path.with_name(OWNER), self._ownership.hold)
             if edit(document):
-                path.with_suffix(".new").write_text(document.text)
-                path.with_suffix(".new").replace(path)
+                replace_file(path, document.text.encode())
         return document
 
     def close(self) -> None:
-        """Free the owner's lock."""
-        self._is_owner = False
-        self._stack.close()
+        """Free ownership; without the lock, which a member that hangs may hold: at worst another one gets it."""
+        with self._stack, contextlib.suppress(OSError):
+            if self._folder is not None:
+                _changed(self._folder / OWNER, self._ownership.release)
 
     def _wait_for(self, lock: IO[str]) -> None:
         """Raises TimeoutError: a member that hangs holds it; this one must still be able to begin and to end."""
@@ -70,21 +72,6 @@ class FolderState:
             (self._folder / ".gitignore").write_text("*\n")  # it may be in a repository
         return self._folder
 
-    def _owner(self, path: Path) -> str:
-        if not self._is_owner:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                os.close(descriptor)
-                if isinstance(error, BlockingIOError):
-                    return path.read_text()
-                raise
-            self._stack.callback(os.close, descriptor)
-            self._is_owner = True
-            path.write_text(self.member)
-        return self.member
-
     @staticmethod
     def _read(path: Path) -> Document:
         try:
@@ -95,3 +82,14 @@ class FolderState:
             aside = path.replace(path.with_suffix(".damaged"))
             _log.error("%s is damaged and is kept as %s: %s", path, aside.name, error)
             return Document()
+
+
+def _changed(path: Path, change: Callable[[Json], bool]) -> str:
+    """Hold or release the ownership that a file keeps; the name of the owner."""
+    try:
+        spec = dict(json.loads(path.read_bytes()))
+    except (FileNotFoundError, ValueError, TypeError):  # of a member that was killed while it wrote, too
+        spec = {}
+    if change(spec):
+        path.write_text(json.dumps(spec))
+    return str(spec.get("holderIdentity", ""))

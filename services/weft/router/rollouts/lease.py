@@ -4,22 +4,21 @@ import contextlib
 import json
 import os
 import ssl
-import time
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from http import HTTPStatus
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 from weft.base.observing.logs import get_logger
-from weft.router.rollouts.shared import Document, Json
+from weft.router.rollouts.shared import Document, Json, Ownership
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _STATE, _DAMAGED = "weft.dev/rollouts", "weft.dev/rollouts-damaged"
 _TIMEOUT_S = 5.0
-#: A longer document leaves out what it can; Kubernetes takes 256 KiB.
+#: A longer document leaves out what it can, and is compressed to about a third; Kubernetes takes 256 KiB.
 _MAX_CHARS = 1 << 17
 #: How often one change is tried while others change the Lease, too.
 _MAX_TRIES = 20
@@ -30,52 +29,35 @@ _log = get_logger("weft.router.rollouts")
 class LeaseState:
     """A Lease that the owner holds and renews, as client-go does it, with the document in an annotation.
 
-    Each change is a compare-and-set on ``resourceVersion``: an owner that lost the Lease changes nothing. It runs out
-    ``duration_s`` after this process saw its last renewal, so clocks may differ.
+    Each change is a compare-and-set on ``resourceVersion``: an owner that lost the Lease changes nothing.
 
     Args:
         url: Of the API server, for example of a ``kubectl proxy``; "": of the cluster in which this process runs.
         account: Folder with ``token``, which is read for each call, and ``ca.crt``.
-
-    Source:
-        https://pkg.go.dev/k8s.io/client-go/tools/leaderelection
     """
 
     def __init__(
-        self,
-        namespace: str,
-        name: str,
-        member: str,
-        *,
-        url: str = "",
-        account: Path = _ACCOUNT,
-        duration_s: int = 15,
-        period_s: float = 2.0,
-        clock_s: Callable[[], float] = time.monotonic,
+        self, namespace: str, name: str, ownership: Ownership, *, url: str = "", account: Path = _ACCOUNT
     ) -> None:
         host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
         self._all = url or f"https://{f'[{host}]' if ':' in host else host}:{port}"
         self._all += f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self.member, self.period_s = member, period_s
-        self._name, self._account, self._duration_s, self._clock_s = name, account, duration_s, clock_s
-        self._seen: Json = None
-        self._seen_at_s = 0.0
+        self.member, self.period_s = ownership.member, 2.0
+        self._name, self._account, self._ownership = name, account, ownership
 
     def change(self, edit: Callable[[Document], bool]) -> Document:
         """Change the annotation; the owner renews the Lease with it."""
         for _ in range(_MAX_TRIES):
             lease = self._lease()
-            is_owner = self._hold(lease["spec"])
+            is_owner = self._ownership.hold(lease["spec"])
             document = self._document(lease)
             document.owner = lease["spec"]["holderIdentity"]
             if is_changed := edit(document):
-                if len(document.text) > _MAX_CHARS:
+                if len(text := document.text) > _MAX_CHARS:
                     document.drop_counts()
-                lease["metadata"].setdefault("annotations", {})[_STATE] = document.text
-            if not (is_changed or is_owner):
-                return document
-            with _unless(HTTPStatus.CONFLICT):
-                self._call("PUT", lease)
+                    text = b64encode(zlib.compress(document.text.encode())).decode()
+                lease["metadata"].setdefault("annotations", {})[_STATE] = text
+            if not (is_changed or is_owner) or self._call("PUT", lease, unless=409):
                 return document
         raise OSError(f"Lease {self._name} is changed too often by others")
 
@@ -83,12 +65,11 @@ class LeaseState:
         """Release the Lease, so that the next owner need not wait until it has run out."""
         with contextlib.suppress(OSError):
             lease = self._lease()
-            if lease["spec"].get("holderIdentity") == self.member:
-                lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+            if self._ownership.release(lease["spec"]):
                 self._call("PUT", lease)
 
-    def _call(self, method: str, body: Json = None) -> Json:
-        """The response. Raises OSError; HTTPError has the status."""
+    def _call(self, method: str, body: Json = None, *, unless: int = 0) -> Json:
+        """The response; None if its status is ``unless``. Raises OSError."""
         tls, headers = None, {"Content-Type": "application/json"}
         if (token := self._account / "token").exists():
             headers["Authorization"] = f"Bearer {token.read_text().strip()}"
@@ -99,45 +80,24 @@ class LeaseState:
         try:
             with opener.open(request, timeout=_TIMEOUT_S) as response:
                 return json.load(response)
+        except HTTPError as error:
+            if error.code == unless:
+                return None
+            raise OSError(f"{url}: {error}: {error.read(300).decode(errors='replace')}") from error
         except (HTTPException, ValueError) as error:
             raise OSError(f"{url} does not answer as an API server: {error!r}") from error
 
     def _lease(self) -> Json:
         """The Lease, made if there is none."""
-        with _unless(HTTPStatus.NOT_FOUND):
-            return self._call("GET")
-        kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
-        with _unless(HTTPStatus.CONFLICT):
-            return self._call("POST", {**kind, "metadata": {"name": self._name}, "spec": {}})
-        return self._call("GET")
-
-    def _hold(self, spec: Json) -> bool:
-        """Take the Lease if it is free or has run out, renew it if it is this member's; False if it is another's."""
-        if spec != self._seen:
-            self._seen, self._seen_at_s = dict(spec), self._clock_s()
-        holder, now = spec.get("holderIdentity"), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        if holder != self.member:
-            if holder and self._seen_at_s + spec.get("leaseDurationSeconds", 0) > self._clock_s():
-                return False
-            spec |= {"leaseTransitions": spec.get("leaseTransitions", -1) + 1, "acquireTime": now}
-        spec |= {"holderIdentity": self.member, "leaseDurationSeconds": self._duration_s, "renewTime": now}
-        return True
+        new = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}, "spec": {}}
+        return self._call("GET", unless=404) or self._call("POST", new, unless=409) or self._call("GET")
 
     def _document(self, lease: Json) -> Document:
         annotations = lease["metadata"].get("annotations", {})
         try:
-            return Document.parse(annotations[_STATE]) if _STATE in annotations else Document()
-        except ValueError as error:
-            annotations[_DAMAGED] = annotations.pop(_STATE)
+            text = annotations.get(_STATE, Document().text)
+            return Document.parse(text if text[:1] in "{[" else zlib.decompress(b64decode(text)))
+        except (ValueError, zlib.error) as error:
+            annotations[_DAMAGED] = annotations.pop(_STATE)[:_MAX_CHARS]
             _log.error("%s of Lease %s is damaged and is kept as %s: %s", _STATE, self._name, _DAMAGED, error)
             return Document()
-
-
-@contextlib.contextmanager
-def _unless(status: HTTPStatus) -> Iterator[None]:
-    """Go on behind the block if the server answers with this status."""
-    try:
-        yield
-    except HTTPError as error:
-        if error.code != status:
-            raise OSError(f"{error.url}: {error}: {error.read(300).decode(errors='replace')}") from error

@@ -18,10 +18,10 @@ from weft.router.rollouts.folder import FolderState
 from weft.router.rollouts.lease import LeaseState
 from weft.router.rollouts.machine import PROMOTED, RUNNING, advance, apply
 from weft.router.rollouts.place import LEASE
-from weft.router.rollouts.shared import Document, Json, SharedState, is_open, plan_of, revision_of, state_of
+from weft.router.rollouts.shared import Document, Json, Ownership, SharedState, is_open, plan_of, state_of
 from weft.router.rollouts.store import Rollout, RolloutStore
 
-#: After how many periods all members follow a decision.
+#: After how many periods all members follow a decision, and two looks more, as one that has just begun reads too early.
 _SETTLED = 1.5
 #: Rollouts that are remembered when no graph has them any more, by a router and in the shared state.
 MAX_KEPT = 50
@@ -33,8 +33,8 @@ def shared_state(place: str) -> SharedState:
     """What a folder, ``LEASE``, or "off", a temporary folder of this process, has."""
     member = f"{re.sub('[^a-z0-9]+', '-', socket.gethostname().lower())[:40]}-{uuid4().hex[:8]}"
     if found := LEASE.fullmatch(place):
-        return LeaseState(found[1], found[2], member, url=found[3] or "")
-    return FolderState(None if place == "off" else Path(place), member)
+        return LeaseState(found[1], found[2], Ownership(member, duration_s=15), url=found[3] or "")
+    return FolderState(None if place == "off" else Path(place), Ownership(member, duration_s=2))
 
 
 class RolloutMember:
@@ -53,6 +53,7 @@ class RolloutMember:
         self.rollouts: dict[str, Rollout] = {}
         self._decided: list[str] = []  # in the last edit
         self._told: Json = {}
+        self._look_s = 0.0  # of the slowest one; it fades
         self._failure = ""
         self._following: asyncio.Task[None] | None = None
 
@@ -92,10 +93,12 @@ class RolloutMember:
                 del self.rollouts[key]
             counts = {key: [one.candidate.to_json(), one.baseline.to_json()] for key, one in self.rollouts.items()}
             edit = partial(self._edit, counts, rollouts[0].key if action else "", action, who)
+            begin_ns = self._clock_ns()
             try:
                 document = await asyncio.to_thread(self._shared.change, edit)
             except OSError as error:
                 raise UnavailableError(f"the shared state of rollouts fails, try again: {error}") from error
+            self._look_s = max((self._clock_ns() - begin_ns) / 1e9, 0.9 * self._look_s)
             self._take(document)
             return document
 
@@ -118,8 +121,8 @@ class RolloutMember:
     def _edit(self, counts: dict[str, Json], key: str, action: str, who: str, document: Document) -> bool:
         """Put what this member knows into the document, then act or decide; runs on a thread, maybe again."""
         rollouts, now, self._decided = document.rollouts, self._clock_ns(), []
-        known = [self.rollouts[name] for name in counts]
-        news = [one for one in known if one.state.revision > revision_of(rollouts, one.key)]
+        old = {name: entry["state"]["revision"] for name, entry in rollouts.items()}
+        news = [one for one in (self.rollouts[name] for name in counts) if one.state.revision > old.get(one.key, -1)]
         for one in news:  # it is new, or the document was lost
             begun = replace(one.state, changed_unix_ns=one.state.changed_unix_ns or now).to_json()
             named = {"graph": one.graph, "node": one.node, "plan": asdict(one.plan)}
@@ -127,17 +130,17 @@ class RolloutMember:
         own = {name: told for name, told in counts.items() if is_open(rollouts.get(name))}
         has_news = bool(news) or own != self._told
         document.counts[self._shared.member] = own
-        is_alone = len(document.counts) == 1
         for name, entry in rollouts.items():
-            if name == key or (is_open(entry) and document.owner == self._shared.member):
+            if name == key or (is_open(entry) and document.owner == self._shared.member and not self._left_s(entry)):
                 plan, state, (candidate, baseline) = plan_of(entry), state_of(entry), sums_of(name, document)
                 look = partial(apply, action, who=who) if name == key else advance
                 after = look(plan, state, candidate=candidate, baseline=baseline, now_unix_ns=now)
                 if replace(after, verdict=state.verdict) != state:
                     has_news, entry["state"] = True, after.to_json()
                 if after.revision != state.revision:
-                    entry["counts"] = [candidate.to_json(), baseline.to_json()]
-                    entry["from_unix_ns"] = now + int(_SETTLED * self._shared.period_s * 1e9) * (not is_alone)
+                    entry["counts"] = [] if is_open(entry) else [candidate.to_json(), baseline.to_json()]
+                    settled_s = _SETTLED * self._shared.period_s + 2 * self._look_s
+                    entry["from_unix_ns"] = now + int(settled_s * 1e9) * (len(document.counts) > 1)  # alone, at once
                     self._decided.append(name)
         unknown = sorted(rollouts.keys() - counts.keys(), key=lambda name: rollouts[name]["state"]["changed_unix_ns"])
         for name in sorted(unknown, key=lambda name: is_open(rollouts[name]))[:-MAX_KEPT]:
@@ -148,8 +151,12 @@ class RolloutMember:
                 del document.counts[member]
         return has_news or bool(self._decided)
 
+    def _left_s(self, entry: Json) -> float:
+        """Until all follow a decision at once, so that a user does not move back and forth; 0 if clocks differ more."""
+        left_s = (entry["from_unix_ns"] - self._clock_ns()) / 1e9
+        return left_s if 0.0 < left_s <= 10 * self._shared.period_s else 0.0
+
     def _take(self, document: Document) -> None:
-        loop = asyncio.get_running_loop()
         self._told = document.counts.get(self._shared.member, {})
         for key, entry in document.rollouts.items():
             state = self._store.states.get(key)
@@ -158,11 +165,10 @@ class RolloutMember:
                 for old in list(self._store.states)[: -10 * MAX_KEPT]:
                     del self._store.states[old]
             if (rollout := self.rollouts.get(key)) is not None:
-                wait_s = (entry["from_unix_ns"] - self._clock_ns()) / 1e9
-                if wait_s <= 0:
+                if left_s := self._left_s(entry):
+                    asyncio.get_running_loop().call_later(left_s, rollout.follow, state)
+                else:
                     rollout.follow(state)
-                else:  # with the others, so that a user does not move back and forth between them
-                    loop.call_later(min(wait_s, 2 * self._shared.period_s), rollout.follow, state)
         for entry in (document.rollouts[key] for key in self._decided):
             state = state_of(entry)
             log = _log.info if state.phase in (RUNNING, PROMOTED) else _log.warning

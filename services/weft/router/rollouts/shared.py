@@ -1,8 +1,10 @@
 """What the routers of a group share about rollouts."""
 
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from weft.language.rollouts import RolloutPlan
@@ -30,7 +32,7 @@ class Document:
     @property
     def text(self) -> str:
         """As it is kept, without the owner."""
-        return json.dumps({"format": _FORMAT, "rollouts": self.rollouts, "counts": self.counts})
+        return json.dumps({"format": _FORMAT, "rollouts": self.rollouts, "counts": self.counts}, separators=(",", ":"))
 
     def drop_counts(self) -> None:
         """Of rollouts that are over; their verdicts have the figures."""
@@ -63,14 +65,43 @@ def state_of(entry: Json) -> RolloutState:
     return RolloutState.from_json(entry["state"])
 
 
-def revision_of(rollouts: Mapping[str, Json], key: str) -> int:
-    """Of a rollout's state; -1 if it is not there."""
-    return rollouts[key]["state"]["revision"] if key in rollouts else -1
-
-
 def is_open(entry: Json) -> bool:
     """Whether an entry is of a rollout that is not over."""
     return entry is not None and entry["state"]["phase"] in (RUNNING, PAUSED)
+
+
+class Ownership:
+    """Who decides: a name that its owner renews, in the fields of a Lease's ``spec``, by the rule of client-go.
+
+    It runs out ``duration_s`` after this process saw its last renewal, so clocks may differ. It is asked for in each
+    change: an owner that hung finds that it lost it before it decides.
+
+    Source:
+        https://pkg.go.dev/k8s.io/client-go/tools/leaderelection
+    """
+
+    def __init__(self, member: str, duration_s: int, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self.member, self._duration_s, self._clock_s = member, duration_s, clock_s
+        self._seen: Json = None
+        self._seen_at_s = 0.0
+
+    def hold(self, spec: Json) -> bool:
+        """Take it if it is free or has run out, renew it if it is this member's; False if it is another's."""
+        if spec != self._seen:
+            self._seen, self._seen_at_s = dict(spec), self._clock_s()
+        holder, now = spec.get("holderIdentity"), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        if holder != self.member:
+            if holder and self._seen_at_s + spec.get("leaseDurationSeconds", 0) > self._clock_s():
+                return False
+            spec |= {"leaseTransitions": spec.get("leaseTransitions", -1) + 1, "acquireTime": now}
+        spec |= {"holderIdentity": self.member, "leaseDurationSeconds": self._duration_s, "renewTime": now}
+        return True
+
+    def release(self, spec: Json) -> bool:
+        """Free it, so that the next owner need not wait; False if it is another's."""
+        if is_mine := spec.get("holderIdentity") == self.member:
+            spec |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+        return bool(is_mine)
 
 
 class SharedState(Protocol):

@@ -1,4 +1,4 @@
-"""An API server of Kubernetes with Leases alone, which takes a change of the version that it has and no other."""
+"""An API server of Kubernetes with Leases alone; it answers as kube-apiserver 1.36 does."""
 
 import json
 import threading
@@ -24,33 +24,40 @@ class Leases:
         self.status = 0
         self.tokens: list[str] = []
         self.num_conflicts = 0
+        self.version = 100
         self.rival: Any = None
         self.lock = threading.RLock()
 
     def answer(self, method: str, name: str, body: Any) -> tuple[int, Any]:
         """Status and content."""
         if self.status:
-            return self.status, {"kind": "Status", "message": "as the test says"}
+            return failure(self.status, "Any", "as the test says")
         if method == "PUT" and self.rival is not None:
             rival, self.rival = self.rival, None
             rival()
         with self.lock:
+            name = name or body["metadata"]["name"]
             found = self.by_name.get(name)
-            if method == "POST":
-                if body["metadata"]["name"] in self.by_name:
-                    return 409, {"reason": "AlreadyExists"}
-                found = self.by_name[body["metadata"]["name"]] = body
-                found["metadata"]["resourceVersion"] = "1"
-            elif found is None:
-                return 404, {"reason": "NotFound"}
-            elif method == "PUT":
-                version = found["metadata"]["resourceVersion"]
-                if body["metadata"].get("resourceVersion") != version:
-                    self.num_conflicts += 1
-                    return 409, {"reason": "Conflict"}
-                found = self.by_name[name] = body
-                found["metadata"]["resourceVersion"] = str(int(version) + 1)
-            return 200, found
+            if method == "POST" and found is not None:
+                return failure(409, "AlreadyExists", f'leases.coordination.k8s.io "{name}" already exists')
+            if method != "POST" and found is None:
+                return failure(404, "NotFound", f'leases.coordination.k8s.io "{name}" not found')
+            if method == "GET":
+                return 200, found
+            if found is not None and body["metadata"].get("resourceVersion") != found["metadata"]["resourceVersion"]:
+                self.num_conflicts += 1
+                return failure(409, "Conflict", "the object has been modified; please apply your changes to the latest")
+            if sum(len(key) + len(value) for key, value in body["metadata"].get("annotations", {}).items()) > 1 << 18:
+                return failure(422, "Invalid", "metadata.annotations: Too long: may not be more than 262144 bytes")
+            self.version += 1  # of all objects, not of this one
+            self.by_name[name] = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
+            return 201 if method == "POST" else 200, self.by_name[name]
+
+
+def failure(code: int, reason: str, message: str) -> tuple[int, Any]:
+    """Status and content."""
+    told = {"status": "Failure", "message": message, "reason": reason, "code": code}
+    return code, {"kind": "Status", "apiVersion": "v1", "metadata": {}, **told}
 
 
 @contextmanager

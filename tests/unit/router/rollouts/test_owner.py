@@ -1,27 +1,29 @@
 """Members of a group: one decides, the others follow; what a member counted stays when it ends."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.unit.router.rollouts.test_shared_state import PLAN
+from typing_extensions import override
 
 from weft.base.errors import InvalidArgumentError, UnavailableError
 from weft.router.rollouts.folder import FolderState
 from weft.router.rollouts.owner import MAX_KEPT, RolloutMember, sums_of
-from weft.router.rollouts.shared import state_of
+from weft.router.rollouts.shared import Document, Ownership, state_of
 from weft.router.rollouts.store import Rollout, RolloutStore
 
 SECOND = 1_000_000_000
 
 
 class Group:
-    """Members over one folder with one clock, which no time passes on; each looks when it is told."""
+    """Members over one folder with one clock; each looks when it is told, and a look takes ``look_s``."""
 
     def __init__(self, folder: Path) -> None:
         self.now_ns = 1_000 * SECOND
+        self.look_s = 0
         self.folder = folder
         self.members: dict[str, RolloutMember] = {}
         self.stores: dict[str, RolloutStore] = {}
@@ -30,7 +32,7 @@ class Group:
     async def join(self, name: str) -> Rollout:
         """A member begins, reads what is shared, and loads the graph."""
         store = self.stores[name] = RolloutStore()
-        state = self.states[name] = FolderState(self.folder, name, period_s=3600.0)
+        state = self.states[name] = SlowState(self, name)
         member = self.members[name] = RolloutMember(store, state, lambda: self.now_ns)
         await member.start()
         return store.register("g", "root", PLAN)
@@ -41,6 +43,20 @@ class Group:
             for name in names:
                 await self.members[name].look()
             self.now_ns += 6_000 * SECOND
+
+
+class SlowState(FolderState):
+    """It has read the document long before a change of it ends, as on a slow disk."""
+
+    def __init__(self, group: Group, member: str) -> None:
+        super().__init__(group.folder, Ownership(member, 15, lambda: 0.0), period_s=3600.0)
+        self.group = group
+
+    @override
+    def change(self, edit: Callable[[Document], bool]) -> Document:
+        document = super().change(edit)
+        self.group.now_ns += self.group.look_s * SECOND
+        return document
 
 
 @pytest.fixture
@@ -80,6 +96,26 @@ async def test_the_owner_decides_by_the_counts_of_all_and_the_others_follow(grou
     serve(one, 1000, 1000)
     await group.look("one", "two")
     assert two.state.phase == "PROMOTED"
+
+
+async def test_all_follow_a_decision_at_one_moment_however_slow_their_looks_are(group: Group) -> None:
+    """One that has looked just before it is made reads it before the others follow; nothing is decided until then."""
+    one, two = await group.join("one"), await group.join("two")
+    group.look_s = 3000
+    await group.look("one", "two")
+    serve(one, 500)
+    await group.members["two"].look()
+    began_ns = group.now_ns
+    await group.members["one"].look()
+    serve(one, 500)
+    await group.members["one"].look()
+    group.now_ns = began_ns + 3600 * SECOND
+    document = await group.members["two"].look()
+    assert (1, 0, 0) == (state_of(document.rollouts[one.key]).revision, one.state.revision, two.state.revision)
+    group.now_ns = began_ns + (3600 * 3 // 2 + 2 * 3000) * SECOND
+    await group.members["two"].look()
+    document = await group.members["one"].look()
+    assert (1, 2) == (two.state.revision, state_of(document.rollouts[one.key]).revision)
 
 
 async def test_a_member_that_is_gone_keeps_its_counts_and_its_place_is_taken(
@@ -183,7 +219,7 @@ async def test_an_unreadable_folder_changes_nothing_and_is_told_once(
     """Requests go on by the weights that are known; a client is told to try again."""
     (tmp_path / "file").write_text("")
     store = RolloutStore()
-    member = RolloutMember(store, FolderState(tmp_path / "file" / "shared", "one", period_s=3600.0))
+    member = RolloutMember(store, FolderState(tmp_path / "file" / "shared", Ownership("one", 15), period_s=3600.0))
     await member.start()
     rollout = store.register("g", "root", PLAN)
     with pytest.raises(UnavailableError, match=r"the shared state of rollouts fails, try again: .*Not a directory"):

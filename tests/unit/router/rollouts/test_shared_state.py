@@ -3,13 +3,13 @@
 import fcntl
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 from tests.unit.router.rollouts.kubernetes import Leases, serving_leases
@@ -22,7 +22,7 @@ from weft.router.rollouts.lease import LeaseState
 from weft.router.rollouts.machine import begin
 from weft.router.rollouts.owner import shared_state, sums_of
 from weft.router.rollouts.place import place_of
-from weft.router.rollouts.shared import Document, SharedState, state_of
+from weft.router.rollouts.shared import Document, Ownership, SharedState, state_of
 
 PLAN = RolloutPlan("new", 1, (1.0, 1.0), (0.1, 1.0), limits={"max_error_rate": 0.1}, digest="d")
 ENTRY = {
@@ -41,12 +41,24 @@ def leases() -> Iterator[Leases]:
         yield served
 
 
+@pytest.fixture
+def now() -> list[float]:
+    """The time of the members' clocks, in seconds."""
+    return [1000.0]
+
+
 @pytest.fixture(params=["folder", "lease"])
-def member(request: pytest.FixtureRequest, leases: Leases, tmp_path: Path) -> Callable[[str], SharedState]:
-    """Makes members of one group."""
-    if request.param == "folder":
-        return lambda name: FolderState(tmp_path / "shared", name)
-    return lambda name: LeaseState("weft", "rollouts", name, url=leases.url)
+def member(
+    request: pytest.FixtureRequest, leases: Leases, tmp_path: Path, now: list[float]
+) -> Callable[[str], SharedState]:
+    """Makes members of one group; ownership runs out after 15 s."""
+
+    def made(name: str) -> SharedState:
+        if request.param == "folder":
+            return FolderState(tmp_path / "shared", Ownership(name, 15, lambda: now[0]))
+        return LeaseState("weft", "rollouts", Ownership(name, 15, lambda: now[0]), url=leases.url)
+
+    return made
 
 
 def add(document: Document) -> bool:
@@ -81,7 +93,9 @@ def test_no_change_is_lost(member: Callable[[str], SharedState]) -> None:
         one.close()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2}', '{"format": 1, "rollouts": {"a": {}}, "counts": {}}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "AAAA", '{"format": 2}', '{"format": 1, "rollouts": {"a": {}}, "counts": {}}']
+)
 def test_a_damaged_document_is_kept_aside_and_told(
     member: Callable[[str], SharedState], leases: Leases, tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,7 +121,7 @@ def test_a_damaged_document_is_kept_aside_and_told(
 
 def test_a_folder_is_made_when_there_is_something_to_keep(tmp_path: Path) -> None:
     """Looks make nothing; git does not see it."""
-    state = FolderState(tmp_path / ".weft" / "rollouts", "one")
+    state = FolderState(tmp_path / ".weft" / "rollouts", Ownership("one", 15))
     assert "" == state.change(look).owner
     assert not (tmp_path / ".weft").exists()
     state.change(add)
@@ -118,7 +132,7 @@ def test_a_folder_is_made_when_there_is_something_to_keep(tmp_path: Path) -> Non
 def test_a_member_that_hangs_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it changes the document their looks fail, after a time, and go on when it does."""
     monkeypatch.setattr(folder, "_MAX_WAIT_S", 0.0)
-    state = FolderState(tmp_path, "one")
+    state = FolderState(tmp_path, Ownership("one", 15))
     with (tmp_path / "state.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(OSError, match=r"state.lock is held by another process"):
@@ -126,36 +140,27 @@ def test_a_member_that_hangs_does_not_stop_the_others(tmp_path: Path, monkeypatc
     assert "one" == state.change(lambda document: True).owner
 
 
-def test_the_kernel_frees_what_a_killed_owner_held(tmp_path: Path) -> None:
-    """A process that is killed while it owns the folder leaves it to the next member that looks."""
-    program = (
-        "import sys, pathlib; from tests.unit.router.rollouts.test_shared_state import *\n"
-        f"FolderState(pathlib.Path({str(tmp_path / 'shared')!r}), 'killed').change(add)\n"
-        "print('owns', flush=True); sys.stdin.read()"
-    )
-    state = FolderState(tmp_path / "shared", "next")
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert "owns\n" == process.stdout.readline()
-        assert "killed" == state.change(look).owner
-        process.kill()
-        process.wait()
-    assert "next" == state.change(look).owner
-    state.close()
-
-
-def test_a_lease_runs_out_by_the_observers_clock(leases: Leases) -> None:
-    """An owner that stops renewing loses it ``duration_s`` after another saw its last renewal."""
-    now = [1000.0]
-    made = [
-        LeaseState("weft", "rollouts", name, url=leases.url, duration_s=15, clock_s=lambda: now[0])
-        for name in ("one", "two")
-    ]
-    one, two = made
+@pytest.mark.parametrize("text", ["", "host-1a2b", "[1]"])
+def test_what_names_no_owner_of_a_folder_is_replaced(tmp_path: Path, text: str) -> None:
+    """A member that is killed while it writes its name leaves less than that."""
+    one, two = (FolderState(tmp_path, Ownership(name, 15)) for name in ("one", "two"))
     one.change(add)
-    leases.by_name["rollouts"]["spec"]["renewTime"] = "1999-01-01T00:00:00.000000Z"  # its clock is wrong
+    (tmp_path / "owner.json").write_text(text)
+    assert "two" == two.change(look).owner == one.change(look).owner
+
+
+def test_ownership_runs_out_by_the_observers_clock(
+    member: Callable[[str], SharedState], leases: Leases, tmp_path: Path, now: list[float]
+) -> None:
+    """An owner that stops renewing loses it ``duration_s`` after another saw its last renewal."""
+
+    def spec() -> dict[str, Any]:
+        path = tmp_path / "shared" / "owner.json"
+        return json.loads(path.read_text()) if path.exists() else leases.by_name["rollouts"]["spec"]
+
+    one, two = member("one"), member("two")
+    one.change(add)
+    now[0] += 1e6  # the time of no look counts
     assert "one" == two.change(look).owner
     now[0] += 14
     assert "one" == two.change(look).owner
@@ -164,15 +169,14 @@ def test_a_lease_runs_out_by_the_observers_clock(leases: Leases) -> None:
     assert "one" == two.change(look).owner
     now[0] += 15.1
     assert "two" == two.change(look).owner
-    spec = leases.by_name["rollouts"]["spec"]
-    assert ("two", 15, 1) == (spec["holderIdentity"], spec["leaseDurationSeconds"], spec["leaseTransitions"])
-    assert datetime.fromisoformat(spec["renewTime"]).tzinfo is not None
+    assert ("two", 15, 1) == (*(spec()[key] for key in ("holderIdentity", "leaseDurationSeconds", "leaseTransitions")),)
+    assert datetime.fromisoformat(spec()["renewTime"]).tzinfo is not None
     assert "two" == one.change(add).owner, "the old owner is none, though its edit is kept"
 
 
 def test_a_conflict_is_tried_again_on_the_newer_document(leases: Leases) -> None:
     """An edit between reading and writing is not overwritten."""
-    one, two = (LeaseState("weft", "rollouts", name, url=leases.url) for name in ("one", "two"))
+    one, two = (LeaseState("weft", "rollouts", Ownership(name, 15), url=leases.url) for name in ("one", "two"))
     one.change(add)
     leases.rival = lambda: two.change(add)
     assert 3 == one.change(add).rollouts["g/root@d"]["state"]["step"]
@@ -180,8 +184,8 @@ def test_a_conflict_is_tried_again_on_the_newer_document(leases: Leases) -> None
 
 
 def test_a_lease_has_room_for_what_is_over(leases: Leases) -> None:
-    """Verdicts stay; counts of rollouts that are over go when the document grows long."""
-    state = LeaseState("weft", "rollouts", "one", url=leases.url)
+    """Verdicts stay; counts of rollouts that are over go when the document grows long, and the rest is compressed."""
+    state = LeaseState("weft", "rollouts", Ownership("one", 15), url=leases.url)
     runs = ArmCounts(runs_by_bin=dict.fromkeys(range(300), 1000))
     over = replace(begin(PLAN, 1), phase="PROMOTED", verdict="good", candidate_before=runs, baseline_before=runs)
 
@@ -192,15 +196,30 @@ def test_a_lease_has_room_for_what_is_over(leases: Leases) -> None:
         return True
 
     assert len(state.change(fill).text) < 100_000
+    assert len(leases.by_name["rollouts"]["metadata"]["annotations"]["weft.dev/rollouts"]) < 10_000
     document = state.change(look)
     assert ("good", ArmCounts()) == ((kept := state_of(document.rollouts["g/7@d"])).verdict, kept.candidate_before)
     assert (ArmCounts(), ArmCounts()) == sums_of("g/7@d", document)
     assert runs == state_of(document.rollouts["g/open@d"]).candidate_before
 
 
+def test_a_full_lease_stays_as_it_is_and_says_so(leases: Leases) -> None:
+    """Kubernetes takes no more; what is kept can still be read."""
+    state = LeaseState("weft", "rollouts", Ownership("one", 15), url=leases.url)
+
+    def fill(document: Document) -> bool:
+        document.rollouts["g/root@d"]["state"]["verdict"] = Random(0).randbytes(1 << 18).hex()
+        return add(document)
+
+    state.change(add)
+    with pytest.raises(OSError, match=r"HTTP Error 422: .*annotations: Too long: may not be more than 262144 bytes"):
+        state.change(fill)
+    assert 1 == state.change(look).rollouts["g/root@d"]["state"]["step"]
+
+
 def test_the_token_is_read_for_each_call(leases: Leases, tmp_path: Path) -> None:
     """Kubernetes changes it; errors of the server say what was asked."""
-    state = LeaseState("weft", "rollouts", "one", url=leases.url, account=tmp_path)
+    state = LeaseState("weft", "rollouts", Ownership("one", 15), url=leases.url, account=tmp_path)
     for token in ("first\n", "second"):
         (tmp_path / "token").write_text(token)
         state.change(look)

@@ -172,13 +172,15 @@ async def test_a_bandit_s_candidate_is_never_chosen_after_a_rollback() -> None:
 
 
 def compared(first: str, shadow: str, target: FakeTarget, mirror: str = "") -> Splitting:
-    return Splitting(
+    s = Splitting(
         f"""node {{ name: "root" splitter {{
         step {{ name: "old" model_name: "old" }} step {{ name: "new" model_name: "new" }}
         step {{ name: "copy" model_name: "{shadow}" shadow {{ percent: 100 mirror_compare {{ {mirror} }} }} }}
-        rollout {{ candidate: "{first}" steps: 100 guard {{ min_agreement: 0.9 }} }} }} }}""",
+        rollout {{ candidate: "{first}" steps: [ 50, 100 ] guard {{ min_agreement: 0.9 }} }} }} }}""",
         target,
     )
+    s.at(1)
+    return s
 
 
 async def compare(s: Splitting, num: int) -> tuple[tuple[int, int], dict[tuple[str, bool], int]]:
