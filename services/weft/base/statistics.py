@@ -101,6 +101,15 @@ class LatencyHistogram:
         """Number of latencies."""
         return sum(self.counts)
 
+    def quantile(self, share: float) -> float:
+        """The bound that ``share`` of the latencies do not exceed, in seconds; 0 if there are none."""
+        rank = share * self.count
+        for index, count in enumerate(self.counts):
+            rank -= count
+            if count and rank <= 0:
+                return self.bounds_s[min(index, len(self.bounds_s) - 1)]
+        return 0.0
+
     def cumulative(self) -> list[tuple[str, float]]:
         """Buckets as Prometheus has them: upper bound, and number of latencies up to it."""
         return list(zip((*map(str, self.bounds_s), "+Inf"), map(float, accumulate(list(self.counts))), strict=True))
