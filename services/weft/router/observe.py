@@ -106,6 +106,9 @@ class Observer:
             for ended, record, start_ns in self._kept:
                 if ended.key == request.request_key:
                     response.request.add(steps=trace_text(record, start_ns)).MergeFrom(ended)
+                    batches = _batches(record)
+                    beside = (other for other, its, _ in self._kept if batches & _batches(its) and other is not ended)
+                    response.request.extend(beside)
                 elif not request.request_key and ended.unix_ms > request.requests_after_unix_ms:
                     response.request.append(ended)
         return response
@@ -166,6 +169,11 @@ class Observer:
             self._runtime.on_end, self._kept = None, []
 
 
+def _batches(record: NodeRecord) -> set[tuple[str, float]]:
+    """The batches of models' services that a request was in."""
+    return {(step.target, step.counts["batch"]) for step, _ in steps_in(record.steps) if "batch" in step.counts}
+
+
 def _fallback_of(path: str) -> str:
     """Path of the step that the step of this path stands in for; "": it is no fallback."""
     return path.rpartition(">")[0] if ">" in path.rpartition("/")[2] else ""
@@ -180,9 +188,7 @@ def picture(plan: GraphPlan) -> pb.GraphPictureResponse:
         if isinstance(box, Item) and box.path:
             box.lines += _ROOM
     signature = plan.signature
-    response = pb.GraphPictureResponse(
-        name=signature.name, version=signature.version, svg=render_svg(diagram, has_style=False)
-    )
+    response = pb.GraphPictureResponse(name=signature.name, version=signature.version, svg=render_svg(diagram))
     for node, step in steps_of(plan.root):
         box = boxes.get(step.path, diagram)
         shown = response.steps.add(path=step.path, name=step.name, node=node.path, kind=node.kind)
