@@ -153,7 +153,7 @@ async function traceOf(graph, id, signal) {
 
 /** The waterfall, and the way on the graph's picture. */
 function way(graph, steps, took) {
-  const picture = graph && new Picture(graph);
+  const picture = graph ? new Picture(graph) : null;
   if (steps.length) picture?.mark(steps);
   return [steps.length > 0 && waterfall(steps, took), picture && scrolled("Picture", picture.node)];
 }
