@@ -66,7 +66,7 @@ async def test_a_sample_answers_in_this_process_as_from_the_mesh(
 
 def test_a_stream_in_this_process_is_that_of_the_mesh(repository: Path, client: triton.InferenceServerClient) -> None:
     """The writer's answer in several pieces; how many tokens are in each depends on how fast it is read."""
-    asked = {"text_input": "The", "sampling_parameters": '{"max_tokens": 8, "temperature": 0}', "stream": True}
+    asked = {"text_input": "The", "sampling_parameters": '{"max_tokens": 100, "temperature": 0}', "stream": True}
     pieces = [one.text_output.item() for one in graph_of(repository, "write").stream(asked)]
     assert len(pieces) > 1
     served = []

@@ -320,10 +320,11 @@ class TransformerModel:
             return found if share is None else share.whole(found)
 
     def _layers_of(self, kv: torch.Tensor) -> list[KVLayer]:
-        """Views of the cache, kept from step to step: a model has one cache, and making them takes 20 us a layer."""
-        if self._split is None or self._split[0] is not kv:
-            self._split = kv, split_layers(kv, self._own_config.num_kv_heads, self.config.head_dim)
-        return self._split[1]
+        """Views of the cache, kept over steps: making them takes 20 us a layer; another thread may replace them."""
+        split = self._split
+        if split is None or split[0] is not kv:
+            self._split = split = kv, split_layers(kv, self._own_config.num_kv_heads, self.config.head_dim)
+        return split[1]
 
     def forget_cache(self) -> None:
         """Drop the views of the last cache, so that its memory is freed with it."""

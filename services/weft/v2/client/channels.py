@@ -68,6 +68,8 @@ def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES, *, shares_ports: 
         ("grpc.http.overload_protection", 0),
         ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
+        # Else calls that wait for Python for 30 s end with CANCELLED; those of clients that left end by themselves.
+        ("grpc.server_max_unrequested_time_in_server", 3600),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         *_KEEPALIVE_OPTIONS,
