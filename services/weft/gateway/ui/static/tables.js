@@ -1,5 +1,5 @@
 // Views of tables: the requests that were traced, models and machines, the gateway's OpenAPI document.
-import { button, clock, facts, folded, h, histogram, num, percent, pill, put, scrolled, table } from "./dom.js";
+import { button, clock, facts, folded, h, histogram, num, percent, pill, put, table } from "./dom.js";
 import { address, control, encode, latest, on, read } from "./mesh.js";
 
 const [KEPT, MAX_STEPS, EVERY_MS] = [200, 1000, 2000];
