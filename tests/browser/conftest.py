@@ -68,13 +68,14 @@ class Mesh(NamedTuple):
 
     endpoints: dict[str, Endpoint]
     url: str
+    repository: Path
 
 
 @contextmanager
 def mesh_with_page(repository: Path, log: Path, *arguments: str) -> Iterator[Mesh]:
     """A mesh of `weft up --ui-port 0`."""
     with log.open("w") as stream, running_mesh(repository, ["--ui-port", "0", *arguments], log=stream) as endpoints:
-        yield Mesh(endpoints, f"http://{endpoints['page'].http}/ui/")
+        yield Mesh(endpoints, f"http://{endpoints['page'].http}/ui/", repository)
 
 
 @pytest.fixture(scope="session")

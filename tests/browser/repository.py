@@ -63,10 +63,23 @@ node { name: "root" sequence {
   step { name: "root" model_name: "sqrt" input_map { key: "X" value: "NUMBER" } }
 } }
 """
+#: A splitter between the two models of the roots; `%s` is what divides the requests.
+_DIVIDED = """platform: "graph"
+max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
+node { name: "root" splitter {
+  step { name: "old" model_name: "sqrt" weight: 1 }
+  step { name: "new" model_name: "copy" %s }
+} }
+"""
+_ROLLOUT = """}
+  sticky_by: "request.id"
+  rollout { steps: [ 10, 50, 100 ] every: "1h" guard { max_error_rate: 0.5 min_requests: 1000 } """
 
 
 def write_repository(root: Path, samples: Path | None, *, is_hostile: bool = True) -> Path:
-    """A repository of the samples, if they are given, `roots`, and what is markup."""
+    """A repository of the samples, or else of graphs with a rollout and a bandit; `roots`, and what is markup."""
     for room in ("graphs", "preprocess", "model", "postprocess"):
         (root / room).mkdir(parents=True)
         for folder in sorted((samples / room).iterdir()) if samples else ():
@@ -77,6 +90,10 @@ def write_repository(root: Path, samples: Path | None, *, is_hostile: bool = Tru
     if is_hostile and samples:
         write_graph(root / "graphs", BAD_NAME, _ROOTS)
     write_graph(root / "graphs", "roots", _ROOTS)
+    if samples is None:
+        write_graph(root / "graphs", "canary", 'name: "canary"\n' + _DIVIDED % _ROLLOUT)
+        bandit = "weight: 1 } bandit { algorithm: EPSILON_GREEDY epsilon: 0.5 "
+        write_graph(root / "graphs", "learner", 'name: "learner"\n' + _DIVIDED % bandit)
     write_model(
         root / "postprocess",
         "hostile_model",

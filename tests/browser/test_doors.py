@@ -12,6 +12,7 @@ import pytest
 from tests.browser.conftest import Mesh, chromium, mesh_with_page
 from tests.browser.repository import write_repository
 
+import weft
 from weft.base.security.keys import new_key
 
 
@@ -27,9 +28,11 @@ def closed(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, str]) -> It
     chromium()
     folder = tmp_path_factory.mktemp("closed")
     lines = []
-    for name, control in (("admin", True), ("guest", False)):
+    grants: dict[str, dict[str, object]] = {"admin": {"control": True}, "guest": {"control": False}}
+    grants["owner"] = {"control": True, "models": ["roots"]}
+    for name, more in grants.items():
         keys[name], grant = new_key(name)
-        lines.append(json.dumps({**json.loads(grant), "control": control}))
+        lines.append(json.dumps({**json.loads(grant), **more}))
     (folder / "weft.keys").write_text("\n".join(lines))
     (folder / "weft.keys").chmod(0o600)
     repository = write_repository(folder / "repository", None)
@@ -101,7 +104,7 @@ def test_a_key_is_kept_in_its_tab(closed: Mesh, keys: dict[str, str], open_page:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     enter(page, keys["admin"])
-    page.get_by_role("heading", name="hostile").or_(page.get_by_role("heading", name="roots")).first.wait_for()
+    page.get_by_role("heading", name="canary").first.wait_for()
     page.reload()
     page.locator("main[data-view=graphs]").wait_for()
     page.goto(closed.url + "#/try/roots")
@@ -128,6 +131,68 @@ def test_buttons_act(closed: Mesh, keys: dict[str, str], open_page: Callable[...
     row.get_by_text("UNAVAILABLE").wait_for()
     page.get_by_role("button", name="load roots", exact=True).click()
     row.get_by_text("READY").wait_for()
+
+    served = closed.repository / "graphs/roots/1/graph.pbtxt"
+    served.write_text("# changed\n" + served.read_text())
+    page.get_by_role("button", name="load roots", exact=True).click()
+    page.get_by_role("status").get_by_text("load of roots").wait_for()
+    page.get_by_role("button", name="rollback roots").click()
+    page.get_by_role("dialog").get_by_role("button", name="Rollback").click()
+    page.get_by_role("status").get_by_text("rollback of roots").wait_for()
+    page.goto(closed.url + "#/graphs/roots/1")
+    page.get_by_text("graph.pbtxt").click()
+    assert page.locator("details pre").inner_text().startswith("# Square roots")
+
+
+def test_a_rollout_is_driven(closed: Mesh, keys: dict[str, str], open_page: Callable[..., Any]) -> None:
+    """Its card has share, verdict and guards; it is paused, resumed, promoted and, after a question, aborted."""
+    page = open_page(closed.url + "#/graphs/canary/1", allow_errors=True)
+    enter(page, keys["admin"])
+    card = page.get_by_role("region", name="Rollout of new")
+    card.get_by_text("10 % of the requests · step 1 of 3").wait_for()
+    assert card.get_by_role("region", name="Guards").get_by_role("cell", name="max_error_rate").is_visible()
+    for action, phase in (("pause", "PAUSED"), ("resume", "RUNNING")):
+        card.get_by_role("button", name=action).click()
+        card.get_by_text(phase, exact=False).first.wait_for()
+    card.get_by_role("button", name="promote").click()
+    page.get_by_role("dialog").get_by_role("button", name="Promote").click()
+    card.get_by_text("50 % of the requests").wait_for()
+    card.get_by_role("button", name="abort").click()
+    page.get_by_role("dialog").get_by_role("button", name="Abort").click()
+    card.get_by_text("ABORTED").first.wait_for()
+    page.wait_for_function("document.querySelectorAll('.cards button:disabled').length === 4")
+
+
+def test_a_key_drives_only_its_graphs(closed: Mesh, keys: dict[str, str], open_page: Callable[..., Any]) -> None:
+    """A key of one graph sees no other, and has no button for it; what its page sends all the same is refused."""
+    page = open_page(closed.url + "#/models", allow_errors=True)
+    enter(page, keys["owner"])
+    page.get_by_role("button", name="unload roots").wait_for()
+    assert "canary" not in page.content()
+    page.goto(closed.url + "#/graphs/canary/1")
+    page.get_by_role("alert").get_by_text("there is no graph 'canary'").wait_for()
+    send = """(action) => fetch("api/control", {
+      method: "POST",
+      body: JSON.stringify({action, name: "canary"}),
+      headers: {"content-type": "application/json", "x-weft-ui": "1", "x-api-key": sessionStorage["weft-key"]},
+    }).then((response) => response.status)"""
+    for action in ("load", "unload", "rollback", "pause", "resume", "promote", "abort"):
+        assert 403 == page.evaluate(send, action), action
+
+
+def test_a_bandit_shows_its_arms(closed: Mesh, keys: dict[str, str], open_page: Callable[..., Any]) -> None:
+    """How often each step was chosen and what it earned, while it learns."""
+    page = open_page(closed.url + "#/graphs/learner/1", allow_errors=True)
+    enter(page, keys["admin"])
+    arms = page.get_by_role("region", name="Arms")
+    arms.get_by_role("cell", name="new").wait_for()
+    with weft.connect(closed.endpoints["router"].grpc, headers={"x-api-key": keys["admin"]}) as client:
+        for _ in range(20):
+            client["learner"](X=[4.0])
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('[aria-label=Arms] tbody tr')].reduce((n, row) => n + "
+        "Number(row.cells[1].textContent), 0) === 20"
+    )
 
 
 def test_a_router_goes_away_and_comes_back(closed: Mesh, keys: dict[str, str], open_page: Callable[..., Any]) -> None:

@@ -40,7 +40,7 @@ class TimedCore(NamingCore):
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         if TIMES_HEADER in context.headers:
-            context.trailing_metadata.append((TIMES_HEADER, "0.5,0.25,4,2"))
+            context.trailing_metadata.append((TIMES_HEADER, "0.5,0.25,4,2,7"))
         return await super().infer(call, context)
 
 
@@ -113,16 +113,21 @@ def test_a_graph_is_drawn_as_it_serves(page: tuple[GatewayProcess, Client]) -> N
     for step in shown["steps"]:
         assert f'data-role="step" data-step="{step["path"]}"' in shown["svg"]
         assert re.search(rf'data-to="\w+" data-step="{re.escape(step["path"])}"', shown["svg"])
-    assert "style" not in shown["svg"]
+    assert "style=" not in shown["svg"]
     assert 'name: "branches"' in base64.b64decode(shown["files"][0]["text"]).decode()
     assert 404 == gateway.ask("GET", "/ui/api/graphs/nobody")[0]
 
 
 def test_a_request_is_found_with_its_steps(page: tuple[GatewayProcess, Client]) -> None:
-    """At whichever worker it was, with what the services tell of its calls; one that is not kept is not found."""
+    """At whichever worker it was, with what the services tell of its calls, and those that were in a batch with it.
+
+    One that is not kept is not found.
+    """
     gateway, client = page
     gateway.ask("GET", "/ui/api/requests")  # from now on they are kept
     client.ask("branches", "sought")
+    for number in range(4):
+        client.ask("named", f"mate{number}")
     lists = gateway.ask("GET", "/ui/api/requests")[1]
     line = next(one for one in lists["recent"] if one["request_id"] == "sought")
     assert ("branches", "OK") == (line["graph"], line["status"])
@@ -133,6 +138,9 @@ def test_a_request_is_found_with_its_steps(page: tuple[GatewayProcess, Client]) 
     assert 0 < step["ms"] <= found["ms"]
     times = {"queue_ms": 0.5, "compute_ms": 0.25, "batch_rows": 4, "batch_requests": 2}
     assert times.items() <= step.items()
+    mates = {one["request_id"] for one in found["mates"]}
+    assert {"mate0", "mate1", "mate2", "mate3"} <= mates
+    assert "sought" not in mates
     assert 404 == gateway.ask("GET", "/ui/api/requests/1-1")[0]
 
 

@@ -77,9 +77,10 @@ class InferResult:
     is_cached: bool = False
 
 
-#: Metadata that asks for the times of a call, and trailing metadata that has them: these numbers, separated by commas.
+#: Metadata that asks for the times of a call, and trailing metadata that has them, or a parameter of a stream's first
+#: response: these numbers, separated by commas. ``batch`` is the same for calls of one batch at one service.
 TIMES_HEADER = "x-weft-times"
-TIMES = ("queue_ms", "compute_ms", "batch_rows", "batch_requests")
+TIMES = ("queue_ms", "compute_ms", "batch_rows", "batch_requests", "batch")
 
 
 @dataclass(slots=True)

@@ -107,6 +107,10 @@ class Observer:
             for ended, record, start_ns in self._kept[-MAX_TOLD if after_ms else 0 :]:
                 if ended["key"] == request.request_key:
                     response.request.add(**ended, steps=trace_text(record, start_ns))
+                    batches = _batches(record)
+                    for other, its, _ in self._kept:
+                        if batches & _batches(its) and other is not ended:
+                            response.request.add(**other)
                 elif not request.request_key and ended["unix_ms"] > after_ms:
                     response.request.add(**ended)
         return response
@@ -178,6 +182,11 @@ def _told(
     return pb.ObserveResponse(count=[one]).SerializeToString()
 
 
+def _batches(record: NodeRecord) -> set[tuple[str, float]]:
+    """The batches of models' services that a request was in."""
+    return {(step.target, step.counts["batch"]) for step, _ in steps_in(record.steps) if "batch" in step.counts}
+
+
 def _fallback_of(path: str) -> str:
     """Path of the step that the step of this path stands in for; "": it is no fallback."""
     return path.rpartition(">")[0] if ">" in path.rpartition("/")[2] else ""
@@ -192,9 +201,7 @@ def picture(plan: GraphPlan) -> pb.GraphPictureResponse:
         if isinstance(box, Item) and box.path:
             box.lines += _ROOM
     signature = plan.signature
-    response = pb.GraphPictureResponse(
-        name=signature.name, version=signature.version, svg=render_svg(diagram, has_style=False)
-    )
+    response = pb.GraphPictureResponse(name=signature.name, version=signature.version, svg=render_svg(diagram))
     for node, step in steps_of(plan.root):
         box = boxes.get(step.path, diagram)
         shown = response.steps.add(path=step.path, name=step.name, node=node.path, kind=node.kind)

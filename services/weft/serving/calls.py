@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from opentelemetry.context import Context
 from opentelemetry.trace import get_current_span
 
-from weft.base.core import CallContext, InferCall, InferenceCore, InferResult, ParameterValue
+from weft.base.core import TIMES_HEADER, CallContext, InferCall, InferenceCore, InferResult, ParameterValue
 from weft.base.errors import (
     DeadlineExceededError,
     InternalError,
@@ -170,7 +170,7 @@ def _nested(
     headers: dict[str, str] = {}
     for parent in parents:
         for key, value in parent.context.headers.items():
-            if key.startswith("x-") or (key in _FORWARDED and not telemetry.is_enabled()):
+            if (key.startswith("x-") and key != TIMES_HEADER) or (key in _FORWARDED and not telemetry.is_enabled()):
                 headers.setdefault(key, value)
     path = longer_path((path_of(parent.context.headers) for parent in parents), origin, call.model_name)
     headers[CALL_PATH_HEADER] = path

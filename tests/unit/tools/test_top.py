@@ -120,7 +120,7 @@ def test_a_frame_fits_the_terminal() -> None:
     """Lines are cut to its width, rows that do not fit are counted, and a name cannot move the cursor."""
     rows = [ModelRow("s", "model", f"m{n}\x1b[2J", "1", "1", 1.0, 0.0, 0, None, 1.0, 2.0, 3.0) for n in range(40)]
     frame = frame_of({}, {}, {})
-    text = frame_text(type(frame)(1.0, (), rows), width=50, height=12)
+    text = frame_text(type(frame)(1.0, [], rows), width=50, height=12)
     assert 12 == len(text.splitlines())
     assert all(len(line) <= 50 for line in text.splitlines())
     assert "... 33 more" in text

@@ -30,9 +30,7 @@ _MAX_REQUESTS = 50
 _DENIED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 #: Metrics pages that took a second are read again after so many, and a router whose answer took one is asked again.
 _PAGES_PERIOD_S, _REST, _TICK_REST = 2.0, 100, 300
-_GAUGES = re.compile(
-    r"nv_gpu_|weft_warm_model|weft_instance_restarts_total|weft_endpoint_(state|inflight|picks_total)|vllm:(kv_|num_req)"
-)
+_GAUGES = re.compile(r"nv_gpu_|weft_warm_model|weft_instance_restarts_total|vllm:(kv_|num_req)")
 _ACTIONS = {"explicit": ("load", "unload", "rollback"), "poll": ("rollback",)}
 
 Event = dict[str, Any]
@@ -123,9 +121,11 @@ class Live:
         tick = tick_of(samples[0], samples[-1], graphs)
         tick["rollouts"] = await self._rollouts(identity) if graphs else []
         tick["models"] = [
-            one
-            for one in (await self.pages.machines(names))["models"]
-            if one["kind"] != "graph" and (one["requests_per_s"] or one["failures_per_s"] or one["queue_size"])
+            asdict(one)
+            for one in (await self.pages.frame()).models
+            if one.model in names
+            and one.kind != "graph"
+            and (one.requests_per_s or one.failures_per_s or one.queue_size)
         ]
         tick["requests"] = [to_json(one) for one in seen.request if one.unix_ms > after_ms][-_MAX_REQUESTS:]
         return tick
@@ -148,27 +148,40 @@ class MetricPages:
         self._next_s = 0.0
         self._reading: asyncio.Task[None] | None = None
         self._pages: Mapping[str, Page] = {}
-        self._frame = Frame(0.0, (), ())
+        self._frame = Frame()
 
-    async def machines(self, names: Collection[str]) -> dict[str, Any]:
-        """All services and, of these models, rows and what else the services say of caches, memory and replicas."""
+    async def frame(self) -> Frame:
+        """What the services told last."""
         if self._addresses and time.monotonic() >= self._next_s and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read())
         if not self._pages and self._reading is not None:
             await asyncio.shield(self._reading)
-        frame = asdict(self._frame)
-        for part in ("models", "ranks", "roles"):
-            rows = [one if isinstance(one, dict) else one._asdict() for one in frame[part]]
-            frame[part] = [one for one in rows if one["model"] in names]
-        gauges = [
-            {"service": service, "name": name, "labels": labels, "value": value}
-            for service, page in self._pages.items()
-            for name, samples in page.samples.items()
-            if _GAUGES.match(name)
-            for labels, value in samples
-            if value and math.isfinite(value) and labels.get("model", labels.get("model_name", "")) in ("", *names)
-        ]
-        return {**frame, "gauges": gauges}
+        return self._frame
+
+    async def tables(self, names: Collection[str]) -> dict[str, list[Event]]:
+        """Rows by title: all services, and of these models what the services say of them, their caches and replicas."""
+        frame, known = await self.frame(), {"", *names}
+        served = {row.model for row in frame.models if row.kind == "model"}
+        models = [row for row in frame.models if row.model in known and (row.kind != "call" or row.model not in served)]
+        replicas, gauges = list[Event](), list[Event]()
+        for service, page in self._pages.items():
+            for labels, is_so in page.values("weft_endpoint_state"):
+                place = {key: labels[key] for key in ("target", "endpoint")}
+                counts = {name: page.value(f"weft_endpoint_{name}", **place) for name in ("inflight", "picks_total")}
+                replicas += [{**labels, **counts}] if is_so else []
+            for name in filter(_GAUGES.match, page.samples):
+                for labels, value in page.samples[name]:
+                    if value and math.isfinite(value) and labels.get("model", labels.get("model_name", "")) in known:
+                        of = ", ".join(map(" ".join, labels.items()))
+                        gauges.append({"service": service, "name": name, "value": value, "of": of})
+        return {
+            "Services": list(map(asdict, frame.services)),
+            "Models, by priority": list(map(asdict, models)),
+            "Ranks of language models": [row._asdict() for row in frame.ranks if row.model in known],
+            "Instances that compute for others": [row._asdict() for row in frame.roles if row.model in known],
+            "Replicas": replicas,
+            "Caches, memory, GPU, instances, warm pool": gauges,
+        }
 
     async def _read(self) -> None:
         start_s = time.monotonic()

@@ -126,12 +126,12 @@ class _Page:
 
     async def _request(self, request: Request, context: RequestContext) -> ASGIApp:
         asked = graph_pb.ObserveRequest(request_key=request.path_params["key"])
-        one = (await self._live.ask("Observe", asked, context.identity())).request[0]
-        return JSONResponse({**to_json(one), "steps": json.loads(one.steps)})
+        one, *mates = map(to_json, (await self._live.ask("Observe", asked, context.identity())).request)
+        return JSONResponse({**one, "steps": json.loads(one["steps"]), "mates": mates})
 
     async def _machines(self, _request: Request, context: RequestContext) -> ASGIApp:
         seen = await self._live.ask("Observe", graph_pb.ObserveRequest(), context.identity())
-        return JSONResponse(await self._machine_pages.machines({one.graph for one in seen.count}))
+        return JSONResponse(await self._machine_pages.tables({one.graph for one in seen.count}))
 
     async def _explain(self, request: Request, context: RequestContext) -> ASGIApp:
         body, identity = await self._body(request, context), context.identity()

@@ -235,10 +235,10 @@ _ARROW_HEAD = (
 _NOT_XML = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF), "\ufffd")
 
 
-def render_svg(diagram: Group, *, has_style: bool = True) -> str:
+def render_svg(diagram: Group) -> str:
     """The drawing in the reader's light or dark theme; shortened texts are shown in full on hover.
 
-    Screen readers get the outline. Without a style it is for a page that has ``STYLE``.
+    Screen readers get the outline.
     """
     place = lay_out(diagram)
     place.moved(_MARGIN, _MARGIN)
@@ -248,7 +248,7 @@ def render_svg(diagram: Group, *, has_style: bool = True) -> str:
         f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-labelledby="title outline">',
         f'<title id="title">{_xml(diagram.title)}</title>',
         f'<desc id="outline">{_xml(render_text(diagram))}</desc>',
-        *([f"<style>{STYLE}</style>"] if has_style else []),
+        f"<style>{STYLE}</style>",
         f"<defs>{_ARROW_HEAD}</defs>",
         '<rect class="page" width="100%" height="100%"/>',
         *_svg_box(place),

@@ -84,9 +84,8 @@ class CallAction(Action):
                 self._capture(captured, result.outputs, restored, request.captured, num_rows)
         except WeftError as error:
             raise self._error_context.wrap(self._explained(error, frame), self.where) from error
-        if context.trailing_metadata and (times := dict(context.trailing_metadata).get(TIMES_HEADER)):
-            with contextlib.suppress(ValueError):  # of a server of another kind
-                record.counts = dict(zip(TIMES, map(float, times.split(",")), strict=False))
+        if context.trailing_metadata:
+            record.counts = times_of(dict(context.trailing_metadata)) or record.counts
         if result.model_version:
             record.version = result.model_version
         if result.parameters:
@@ -209,7 +208,7 @@ class StreamAction(CallAction):
         except WeftError as error:
             raise self.placed(error) from error
         if request.is_collected:
-            results = _only(self._target_object.infer(call, context))
+            results = _only(self._target_object.infer(call, context), context)
         else:
             results = self._target_object.stream_infer(call, context)
         span = get_current_span(run.context) if request.is_traced else INVALID_SPAN
@@ -223,6 +222,8 @@ class StreamAction(CallAction):
         restored = self._store(result.outputs, frame, -1, is_fitted=stream.is_fitted)
         self._capture(stream.captured, result.outputs, restored, stream.outputs, -1)
         stream.parameters = dict(result.parameters)
+        if TIMES_HEADER in stream.parameters:
+            stream.record.counts = times_of(stream.parameters)
 
     def placed(self, error: WeftError) -> WeftError:
         """The error as the client sees it."""
@@ -319,5 +320,15 @@ async def _next_of(results: AsyncGenerator[InferResult, None]) -> InferResult | 
     return await anext(results, None)
 
 
-async def _only(answer: Coroutine[Any, Any, InferResult]) -> AsyncGenerator[InferResult, None]:
-    yield await answer
+async def _only(answer: Coroutine[Any, Any, InferResult], context: CallContext) -> AsyncGenerator[InferResult, None]:
+    result = await answer
+    times = {name: text for name, text in context.trailing_metadata if name == TIMES_HEADER}
+    result.parameters = {**result.parameters, **times}
+    yield result
+
+
+def times_of(told: dict[str, Any]) -> dict[str, float]:
+    """Take from what came with an answer the times of its call; empty if there are none."""
+    with contextlib.suppress(ValueError):  # of a server of another kind
+        return dict(zip(TIMES, map(float, str(told.pop(TIMES_HEADER, "")).split(",")), strict=False))
+    return {}

@@ -77,7 +77,7 @@ class Recorder:
             own_total_ns = now_ns - (arrival_ns if arrival_ns < enqueue_ns else enqueue_ns)
             if TIMES_HEADER in context.headers:
                 times = f"{(start_ns - enqueue_ns) / 1e6:.3f},{(end_ns - start_ns) / 1e6:.3f}"
-                batch = f"{execution.num_rows},{len(execution.requests)}"
+                batch = f"{execution.num_rows},{len(execution.requests)},{start_ns}"
                 context.trailing_metadata.append((TIMES_HEADER, f"{times},{batch}"))
             num_rows += request.num_rows
             total_ns += own_total_ns
@@ -123,6 +123,9 @@ class Recorder:
             response.empty_response.add(infer_ns)
             return
         response.compute_output.add(sent.encode_ns)
+        if number == 0 and TIMES_HEADER in request.context.headers and not isinstance(sent.answer, WeftError):
+            times = f"{(request.start_ns - request.enqueue_ns) / 1e6:.3f},{infer_ns / 1e6:.3f}"
+            sent.answer.parameters = {**sent.answer.parameters, TIMES_HEADER: times}
         whole = (
             response.fail if isinstance(sent.answer, WeftError) or sent.answer.error is not None else response.success
         )

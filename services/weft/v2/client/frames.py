@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -170,16 +171,16 @@ class RolloutRow(NamedTuple):
     errors_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Frame:
     """One frame; rates and latencies are of the last ``interval_s``."""
 
-    interval_s: float
-    services: Sequence[ServiceRow]
-    models: Sequence[ModelRow]
-    ranks: Sequence[RankRow] = ()
-    roles: Sequence[RoleRow] = ()
-    rollouts: Sequence[RolloutRow] = ()
+    interval_s: float = 1e-3
+    services: list[ServiceRow] = field(default_factory=list)
+    models: list[ModelRow] = field(default_factory=list)
+    ranks: list[RankRow] = field(default_factory=list)
+    roles: list[RoleRow] = field(default_factory=list)
+    rollouts: list[RolloutRow] = field(default_factory=list)
 
 
 def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapping[str, Page]) -> Frame:
@@ -187,22 +188,17 @@ def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapp
 
     A service that restarted in between counts from its start, one that did not answer before not at all.
     """
-    services: list[ServiceRow] = []
-    models: list[ModelRow] = []
-    ranks: list[RankRow] = []
-    roles: list[RoleRow] = []
-    rollouts: list[RolloutRow] = []
-    intervals = [1e-3]
+    frame = Frame()
     for name, address in addresses.items():
         old, new = before[name], now[name]
         if new.error:
-            services.append(ServiceRow(name, address, False, new.error))
+            frame.services.append(ServiceRow(name, address, False, new.error))
             continue
         seconds = max(new.at_s - old.at_s, 1e-3)
         if old.error:
             old = new  # whether its counters are of this interval cannot be told
-        intervals.append(seconds)
-        services.append(
+        frame.interval_s = max(frame.interval_s, seconds)
+        frame.services.append(
             ServiceRow(
                 name,
                 address,
@@ -214,12 +210,12 @@ def frame_of(addresses: Mapping[str, str], before: Mapping[str, Page], now: Mapp
                 num_dropped_log_lines=int(new.value("weft_log_lines_dropped_total")),
             )
         )
-        models += _model_rows(name, old, new, seconds)
-        ranks += _rank_rows(name, old, new, seconds)
-        roles += _role_rows(name, old, new, seconds)
-        rollouts += _rollout_rows(name, old, new, seconds)
-    models.sort(key=lambda row: (-row.requests_per_s, row.service, row.model, row.priority))
-    return Frame(max(intervals), services, models, ranks, roles, rollouts)
+        frame.models += _model_rows(name, old, new, seconds)
+        frame.ranks += _rank_rows(name, old, new, seconds)
+        frame.roles += _role_rows(name, old, new, seconds)
+        frame.rollouts += _rollout_rows(name, old, new, seconds)
+    frame.models.sort(key=lambda row: (-row.requests_per_s, row.service, row.model, row.priority))
+    return frame
 
 
 def quantiles_ms(buckets: Mapping[float, float], shares: Iterable[float]) -> list[float | None]:
@@ -232,22 +228,19 @@ def quantiles_ms(buckets: Mapping[float, float], shares: Iterable[float]) -> lis
     Returns:
         Milliseconds, at most the last finite bound; None without observations.
     """
-    bounds = sorted(buckets)
-    total = buckets[bounds[-1]] if bounds else 0.0
+    *finite, total = sorted(buckets.items()) or [(0.0, 0.0)]
+    if total[1] <= 0:
+        return [None for _ in shares]
+    points = [(0.0, 0.0), *finite]
     found: list[float | None] = []
     for share in shares:
-        if total <= 0:
-            found.append(None)
-            continue
-        wanted, low_s, low_count = share * total, 0.0, 0.0
-        value_s = bounds[-2] if len(bounds) > 1 else 0.0
-        for bound_s in bounds[:-1]:
-            if buckets[bound_s] >= wanted:
-                part = (wanted - low_count) / max(buckets[bound_s] - low_count, 1e-12)
-                value_s = low_s + (bound_s - low_s) * part
-                break
-            low_s, low_count = bound_s, buckets[bound_s]
-        found.append(value_s * 1e3)
+        wanted = share * total[1]
+        values_s = (
+            low_s + (high_s - low_s) * (wanted - below) / max(count - below, 1e-12)
+            for (low_s, below), (high_s, count) in pairwise(points)
+            if count >= wanted
+        )
+        found.append(1e3 * next(values_s, points[-1][0]))
     return found
 
 

@@ -1,6 +1,7 @@
 // The shell: which view is shown, the connection, the key.
-import { ask, h, keep, key, latest, live, num, put, watch } from "./base.js";
+import { ask, h, num, put } from "./dom.js";
 import { graphs } from "./graphs.js";
+import { keep, key, latest, on, watch } from "./mesh.js";
 import { api, models, requests } from "./tables.js";
 import { attempt } from "./try.js";
 
@@ -18,12 +19,12 @@ async function show() {
     const [name, ...rest] = (location.hash || "#/graphs").slice(2).split("/").map(decodeURIComponent);
     for (const one of document.querySelectorAll("nav a.view"))
       one.setAttribute("aria-current", one.hash === `#/${name}` ? "page" : "false");
-    if (shown !== name) put(main, h("p.note", {}, "Loading…"));
+    if (shown !== name) main.replaceChildren(h("p.note", "Loading…"));
     if (shown && shown !== name) main.focus({ preventScroll: true });
     shown = name;
     document.title = `${[name, ...rest].join(" ")} · Weft`;
     if (name !== "graphs") watch([]);
-    while (!latest.state) await new Promise((done) => live.addEventListener("state", done, { once: true, signal }));
+    if (!latest.state) await new Promise((done) => on("state", done, signal));
     await (VIEWS[name] ?? graphs)(main, rest, signal);
     if (!signal.aborted) main.dataset.view = name;
   } catch (error) {
@@ -31,7 +32,7 @@ async function show() {
   }
 }
 
-function state(text, kind, problem = "") {
+function say(text, kind, problem = "") {
   put(link, text);
   link.className = `pill ${kind}`;
   put(banner, problem);
@@ -47,23 +48,16 @@ async function enterKey(why) {
 }
 document.getElementById("key-button").addEventListener("click", () => enterKey("The key of your calls."));
 
-live.addEventListener("state", () => state("● live", "good"));
-live.addEventListener("tick", ({ detail: { total: now } }) =>
-  put(
-    total,
-    [
-      `${num(now.rate)} requests/s`,
-      `${num(now.mean_ms)} ms`,
-      `${num(now.inflight)} in flight`,
-      ...(now.errors ? [`▲ ${num(now.errors)} errors/s`] : []),
-    ].join(" · "),
-  ),
+on("state", () => say("● live", "good"));
+on("tick", ({ total: { rate, mean_ms, inflight, errors } }) => {
+  const parts = [`${num(rate)} requests/s`, `${num(mean_ms)} ms`, `${num(inflight)} in flight`];
+  put(total, [...parts, ...(errors ? [`▲ ${num(errors)} errors/s`] : [])].join(" · "));
+});
+on("down", ({ reason }) =>
+  say("▲ away", "bad", `▲ Weft is not reachable: ${reason}. What is shown is old; it is tried again.`),
 );
-live.addEventListener("down", ({ detail: { reason } }) =>
-  state("▲ away", "bad", `▲ Weft is not reachable: ${reason}. What is shown is old; it is tried again.`),
-);
-live.addEventListener("denied", ({ detail: { reason } }) => {
-  state("▲ no access", "bad", `▲ ${reason}`);
+on("denied", ({ reason }) => {
+  say("▲ no access", "bad", `▲ ${reason}`);
   void enterKey(`${reason}.${key() ? " Enter another key." : ""}`);
 });
 addEventListener("hashchange", show);

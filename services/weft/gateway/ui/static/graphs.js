@@ -1,32 +1,15 @@
 // Graphs: the list with a filter, the chosen one's picture alive, and what stands behind a step.
-import {
-  bar,
-  clock,
-  control,
-  encode,
-  facts,
-  folded,
-  grid,
-  h,
-  latest,
-  live,
-  num,
-  percent,
-  pill,
-  put,
-  read,
-  scrolled,
-  track,
-  watch,
-} from "./base.js";
-import { replicasOf } from "./tables.js";
+import { button, clock, facts, folded, h, num, percent, pill, put, scrolled, table } from "./dom.js";
+import { control, encode, latest, on, read, watch } from "./mesh.js";
 
 const FAILING = 0.01; // share of a step's runs
 const SLOW = { runs: 20, ms: 20, ofMedian: 3, ofGraph: 0.5 }; // of so many a p99 from there on, as many times the median, and that share of the graph's
+const STYLE = new CSSStyleSheet(); // of all drawings
+document.adoptedStyleSheets.push(STYLE);
 const policy = globalThis.trustedTypes?.createPolicy("picture", { createHTML: (svg) => svg }); // the server escapes it
 const id = (graph) => `${graph.name}/${graph.version}`;
 const place = (graph) => `#/graphs/${encode(graph.name)}/${encode(graph.version)}`;
-let list;
+const mark = (errors) => (errors ? "▲ " : "");
 
 export async function graphs(main, [name, version, ...step], signal) {
   const chosen = latest.state.index.find(
@@ -34,154 +17,119 @@ export async function graphs(main, [name, version, ...step], signal) {
   );
   if (!chosen) throw new Error(name ? `there is no graph '${name}'` : "no graph is served");
   watch([chosen.name]);
-  const graph =
-    chosen.state === "READY" &&
-    (await read(`ui/api/graphs/${encode(chosen.name)}?version=${encode(chosen.version)}`, { signal }));
-  list ??= makeList();
-  list.choose(chosen);
-  main.replaceChildren(
-    h(
-      "div.graphs",
-      {},
-      list.node,
-      graph
-        ? page(graph, step.join("/"), signal)
-        : h(
-            "section",
-            {},
-            h("h1", {}, chosen.name, " ", pill(chosen.state)),
-            h("p", { role: "alert" }, `It is not served: ${chosen.reason}`),
-          ),
-    ),
-  );
+  const path = `ui/api/graphs/${encode(chosen.name)}?version=${encode(chosen.version)}`;
+  const shown =
+    chosen.state === "READY"
+      ? page(await read(path, { signal }), step.join("/"), signal)
+      : h("section", [
+          h("h1", chosen.name, " ", pill(chosen.state)),
+          h("p", { role: "alert" }, `It is not served: ${chosen.reason}`),
+        ]);
+  current = id(chosen);
+  main.replaceChildren(h("div.graphs", list, shown));
+  drawList();
 }
 
-/** Made once, so that the filter stays. */
-function makeList() {
-  const [items, found] = [h("ul"), h("small", { role: "status" })];
-  const filter = h("input", {
-    type: "search",
-    placeholder: "Filter",
-    "aria-label": "Filter graphs",
-    oninput: () => sift(),
-  });
-  let [rows, current] = [new Map(), ""];
-  const sift = () => {
-    const words = filter.value.toLowerCase().split(/\s+/);
-    for (const [key, row] of rows) row.hidden = !words.every((word) => key.toLowerCase().includes(word));
-    put(found, `${items.querySelectorAll("li:not([hidden])").length} of ${rows.size} graphs`);
+// The list is made once, so that the filter stays.
+let current;
+const filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter graphs", oninput: drawList });
+const [found, items] = [h("small", { role: "status" }), h("ul")];
+const list = h("nav.list", { "aria-label": "Graphs" }, filter, found, items);
+on("state", drawList);
+on("tick", drawList);
+
+function drawList() {
+  if (!list.isConnected) return;
+  const busy = new Map(latest.tick?.graphs.map((one) => [id(one), `${mark(one.errors)}${num(one.rate)}/s`]));
+  const words = filter.value.toLowerCase().split(/\s+/);
+  const all = latest.state.index.filter((one) => one.is_graph);
+  const rows = all.filter((one) => words.every((word) => id(one).toLowerCase().includes(word)));
+  const row = (one) => {
+    const state = one.state !== "READY" && h("b.bad", `▲ ${one.state} `);
+    const name = h("span", state, one.name, " ", h("small", one.version));
+    const link = { href: place(one), "aria-current": String(id(one) === current) };
+    return h("li", h("a", link, name, h("span.n", busy.get(id(one)) ?? "")));
   };
-  const choose = (graph) => {
-    current = id(graph);
-    for (const [key, row] of rows) row.firstChild.setAttribute("aria-current", String(key === current));
-  };
-  const fill = () => {
-    rows = new Map(
-      latest.state.index
-        .filter((one) => one.is_graph)
-        .map((graph) => [
-          id(graph),
-          h(
-            "li",
-            {},
-            h(
-              "a",
-              { href: place(graph), "aria-current": String(id(graph) === current) },
-              h(
-                "span",
-                {},
-                graph.state !== "READY" && h("b.bad", {}, `▲ ${graph.state} `),
-                graph.name,
-                " ",
-                h("small", {}, graph.version),
-              ),
-              h("span.n"),
-            ),
-          ),
-        ]),
-    );
-    items.replaceChildren(...rows.values());
-    sift();
-  };
-  live.addEventListener("state", fill);
-  live.addEventListener("tick", ({ detail: { graphs } }) => {
-    const busy = new Map(graphs.map((graph) => [id(graph), `${graph.errors ? "▲ " : ""}${num(graph.rate)}/s`]));
-    for (const [key, row] of rows) put(row.firstChild.lastChild, busy.get(key) ?? "");
-  });
-  fill();
-  return { node: h("nav.list", { "aria-label": "Graphs" }, filter, found, items), choose };
+  put(found, `${rows.length} of ${all.length} graphs`);
+  put(items, rows.map(row));
 }
 
-function page(graph, step, signal) {
-  const [figures, cards, side, made] = [h("p.figures"), h("div.cards"), h("aside"), new Map()];
-  let refresh = () => {};
-  const pick = (path) => {
-    const found = graph.steps.find((one) => one.path === path);
-    history.replaceState(null, "", [place(graph), ...(found ? path.split("/").map(encode) : [])].join("/"));
-    for (const box of picture.boxes) box.setAttribute("aria-pressed", String(box.dataset.step === path));
-    side.hidden = !found;
-    refresh = found ? panel(side, found, () => pick("")) : () => {};
-    if (latest.tick) tick({ detail: latest.tick });
-  };
-  const tick = ({ detail: { looked_at: graphs, models, window_s, rollouts = [] } }) => {
-    const now = graphs.find((one) => id(one) === id(graph));
-    if (!now) return;
-    put(
-      figures,
-      [
-        `${num(now.rate)} requests/s`,
-        `p50 ${num(now.p50_ms)} ms`,
-        `p99 ${num(now.p99_ms)} ms`,
-        `${num(now.inflight)} in flight`,
-        `${now.errors ? "▲ " : ""}${percent(now.rate ? now.errors / now.rate : 0)} errors`,
-      ].join(" · "),
-    );
-    const modelOf = (one) =>
-      models.findLast((row) => row.kind === "model" && row.model === one?.model && row.version === one.model_version);
-    picture.update(now, modelOf, window_s);
-    refresh(now.steps, modelOf);
-    const arms = Object.values(Object.groupBy(now.arms, (arm) => arm.node)).map((all) => [bandit, all[0].node, all]);
-    const own = rollouts
-      .filter((one) => one.graph === graph.name)
-      .map((one) => [rollout, `${one.node} ${one.candidate}`, one]);
-    for (const [make, key, value] of [...own, ...arms]) {
-      if (!made.has(key)) made.set(key, make(cards.appendChild(h("section")), value));
-      made.get(key)(value);
+function page(graph, path, signal) {
+  const [figures, cards, side] = [h("p.figures"), h("div.cards"), h("aside")];
+  let [step, model] = [];
+  const draw = () => {
+    const { looked_at = [], models = [], window_s, rollouts } = latest.tick ?? {};
+    const now = looked_at.find((one) => id(one) === id(graph));
+    const modelOf = ({ model, model_version }) =>
+      models.findLast((row) => row.kind === "model" && row.model === model && row.version === model_version);
+    if (now) {
+      const { rate, errors, p50_ms, p99_ms, inflight, arms } = now;
+      const times = `p50 ${num(p50_ms)} ms · p99 ${num(p99_ms)} ms · ${num(inflight)} in flight`;
+      put(figures, `${num(rate)} requests/s · ${times} · ${mark(errors)}${percent(rate ? errors / rate : 0)} errors`);
+      picture.update(now, modelOf, window_s);
+      const own = rollouts.filter((one) => one.graph === graph.name);
+      put(cards, own.map(rollout), Object.entries(Object.groupBy(arms, (arm) => arm.node)).map(bandit));
     }
+    if (step)
+      put(
+        side,
+        panel(step, now?.steps[step.path] ?? {}, modelOf(step), model, () => pick("")),
+      );
+  };
+  const pick = async (path) => {
+    const chosen = (step = graph.steps.find((one) => one.path === path));
+    history.replaceState(null, "", [place(graph), ...(step ? path.split("/").map(encode) : [])].join("/"));
+    for (const box of picture.boxes) box.setAttribute("aria-pressed", String(box.dataset.step === path));
+    side.hidden = !step;
+    side.setAttribute("aria-label", step?.title ?? "");
+    model = null;
+    draw();
+    if (!step?.model) return;
+    const told = await modelBehind(step).catch((error) => ({ error }));
+    if (step !== chosen) return;
+    model = told;
+    draw();
   };
   const picture = new Picture(graph, pick);
-  live.addEventListener("tick", tick, { signal });
-  pick(step);
+  void pick(path);
+  on("tick", draw, signal);
   const text = (base64) => new TextDecoder().decode(Uint8Array.from(atob(base64), (one) => one.charCodeAt(0)));
-  return h(
-    "div.graph",
-    {},
-    h(
-      "div.title",
-      {},
-      h("h1", {}, graph.name, " ", h("small", {}, `version ${graph.version}`)),
+  return h("div.graph", [
+    h("div.title", [
+      h("h1", graph.name, " ", h("small", `version ${graph.version}`)),
       figures,
       h("a.button", { href: `#/try/${encode(graph.name)}` }, "Try it"),
-    ),
-    h("div.stage", {}, scrolled("Picture", picture.node), side),
+    ]),
+    h("div.stage", scrolled("Picture", picture.node), side),
     cards,
-    graph.files.map((file) => folded(file.file, h("pre", {}, text(file.text)))),
-  );
+    graph.files.map((file) => folded(file.file, h("pre", text(file.text)))),
+  ]);
 }
 
-/** The side panel of a step; returns what writes its numbers. */
-function panel(side, step, close) {
-  const [numbers, more] = [h("div"), h("div")];
-  side.setAttribute("aria-label", step.title);
-  side.replaceChildren(
-    h(
-      "div.title",
-      {},
-      h("h2", {}, step.title),
-      h("button", { type: "button", onclick: close, "aria-label": "Close" }, "✕"),
-    ),
-    numbers,
+async function modelBehind(step) {
+  const path = `v2/models/${encode(step.model)}/versions/${encode(step.model_version)}`;
+  const all = await Promise.all(["ui/api/machines", path, `${path}/config`].map((one) => read(one)));
+  const [{ Replicas: replicas }, metadata, config] = all;
+  return { replicas: replicas.filter((one) => one.target === step.target), metadata, config };
+}
+
+/** The side panel of a step: what it does `now`, its row of `served` models, and the model as it was read. */
+function panel(step, now, served, model, close) {
+  const tensors = (all) => all.map((one) => `${one.name} ${one.datatype} [${one.shape}]`).join(", ");
+  const rates = (counts = {}) => Object.entries(counts).map(([name, value]) => `${name} ${num(value)}/s`);
+  return [
+    h("div.title", h("h2", step.title), button("✕", close, { "aria-label": "Close" })),
     facts({
+      runs: `${num(now.rate ?? 0)}/s`,
+      p50: `${num(now.p50_ms)} ms`,
+      p99: `${num(now.p99_ms)} ms`,
+      share: now.share != null && percent(now.share),
+      accepted: now.accepted != null && percent(now.accepted),
+      skipped: now.skipped > 0 && `${num(now.skipped)}/s`,
+      errors: now.errors ? `▲ ${rates(now.failures).join(", ")}` : "none",
+      events: rates(now.events).join(", "),
+      queue: served && `${num(served.queue_size)}, p99 ${num(served.queue_p99_ms)} ms`,
+      batch: served && `${num(served.batch_rows)} rows`,
       path: step.path,
       in: `${step.kind} ${step.node}`,
       model: step.model && `${step.model} version ${step.model_version}`,
@@ -189,129 +137,63 @@ function panel(side, step, close) {
       shadow: step.is_shadow && "its answers are dropped",
       "fallback of": step.fallback_of,
       about: step.lines.join("; "),
+      versions: model?.metadata?.versions.join(", "),
+      platform: model?.metadata?.platform,
+      takes: model?.metadata && tensors(model.metadata.inputs),
+      gives: model?.metadata && tensors(model.metadata.outputs),
+      problem: model?.error && `▲ ${model.error.message}`,
     }),
-    more,
-  );
-  if (step.model)
-    void model(step).then(
-      (parts) => more.replaceChildren(...parts),
-      (error) => put(more, `▲ ${error.message}`),
-    );
-  const rates = (counts = {}) =>
-    Object.entries(counts)
-      .map(([name, value]) => `${name} ${num(value)}/s`)
-      .join(", ");
-  return (steps, modelOf) => {
-    const now = steps[step.path] ?? {};
-    const served = modelOf(step);
-    put(
-      numbers,
-      facts({
-        runs: `${num(now.rate ?? 0)}/s`,
-        p50: `${num(now.p50_ms)} ms`,
-        p99: `${num(now.p99_ms)} ms`,
-        share: now.share != null && percent(now.share),
-        accepted: now.accepted != null && percent(now.accepted),
-        skipped: now.skipped > 0 && `${num(now.skipped)}/s`,
-        errors: now.errors ? `▲ ${rates(now.failures)}` : "none",
-        events: rates(now.events),
-        queue: served && `${num(served.queue_size)}, p99 ${num(served.queue_p99_ms)} ms`,
-        batch: served && `${num(served.batch_rows)} rows`,
-      }),
-    );
-  };
-}
-
-async function model(step) {
-  const path = `v2/models/${encode(step.model)}/versions/${encode(step.model_version)}`;
-  const [machines, metadata, config] = await Promise.all(
-    ["ui/api/machines", path, `${path}/config`].map((one) => read(one)),
-  );
-  const replicas = grid("Replicas", { target: null, state: pill });
-  replicas.fill(replicasOf(machines).filter((one) => one.target === step.target));
-  const tensors = (all) => all.map((one) => `${one.name} ${one.datatype} [${one.shape}]`).join(", ");
-  return [
-    facts({
-      versions: metadata.versions.join(", "),
-      platform: metadata.platform,
-      takes: tensors(metadata.inputs),
-      gives: tensors(metadata.outputs),
-    }),
-    replicas.node,
-    folded("Configuration", h("pre", {}, JSON.stringify(config, null, 2))),
+    model?.config && [
+      table("Replicas", model.replicas, { target: null }),
+      folded("Configuration", h("pre", JSON.stringify(model.config, null, 2))),
+    ],
   ];
 }
 
-function bandit(card, [{ node }]) {
-  const rows = grid("Arms", { node: null });
-  card.append(h("h2", {}, `Bandit ${node}`), rows.node);
-  return (arms) => rows.fill(arms.map((arm) => ({ ...arm, mean_reward: arm.reward_sum / arm.num_rewards })));
+function bandit([node, arms]) {
+  const rows = arms.map((arm) => ({ ...arm, mean_reward: arm.reward_sum / arm.num_rewards }));
+  return h("section", h("h2", `Bandit ${node}`), table("Arms", rows, { node: null }));
 }
 
 /** A rollout: how it stands, why, both sides, its guards, and the buttons that are allowed. */
-function rollout(card, { graph, node, candidate }) {
-  const [stand, verdict] = [h("div"), h("p")];
-  const [sides, guards] = [
-    grid("Both sides"),
-    grid("Guards", { is_broken: (isBroken) => (isBroken ? "▲ yes" : "no") }),
-  ];
-  const act = (action, ...question) =>
-    h(
-      "button",
-      {
-        type: "button",
-        value: action,
-        onclick: () => control({ action, name: graph, node, reason: "by hand" }, question.length && question),
-      },
-      action,
-    );
-  const buttons = [
-    act("pause"),
-    act("resume"),
-    act(
-      "promote",
-      `Promote ${candidate}?`,
-      "It gets its next share of the requests at once, whatever the guards say.",
-      "Promote",
-    ),
-    act("abort", `Abort ${candidate}?`, "It gets no more requests.", "Abort"),
-  ];
-  card.append(
-    h("h2", {}, `Rollout of ${candidate} at ${node}`),
-    stand,
-    verdict,
-    sides.node,
-    guards.node,
-    h("menu", { hidden: !latest.state.actions.includes("rollout") }, buttons),
-  );
-  return (now) => {
-    put(
-      stand,
-      h(
-        "div",
-        {},
-        pill(now.phase),
-        ` ${num(now.percent)} % of the requests · step ${now.step + 1} of ${now.num_steps} · since ` +
-          clock(now.changed_unix_ns / 1e6),
-        track(bar(now.percent / 100)),
-      ),
-    );
-    put(verdict, [...new Set([now.verdict, ...now.history.toReversed()])].join("\n"));
-    sides.fill([
-      { side: "candidate", ...now.candidate_arm },
-      { side: "baseline", ...now.baseline_arm },
-    ]);
-    guards.fill(now.guard);
-    const useless = { PAUSED: "pause", RUNNING: "resume" }[now.phase];
-    for (const button of buttons) button.disabled = !useless || button.value === useless;
+function rollout({ graph, node, candidate, phase, percent, step, num_steps, changed_unix_ns, ...now }) {
+  const useless = { PAUSED: "pause", RUNNING: "resume" }[phase];
+  const act = (action, why) => {
+    const press = () => control({ action, name: graph, node }, why && [`${action} ${candidate}?`, why, action]);
+    return button(action, press, { disabled: !useless || action === useless });
   };
+  const sides = { candidate: now.candidate_arm, baseline: now.baseline_arm };
+  return h("section", { "aria-label": `Rollout of ${candidate}` }, [
+    h("h2", `Rollout of ${candidate} at ${node}`),
+    h("p", [
+      pill(phase),
+      ` ${num(percent)} % of the requests · step ${step + 1} of ${num_steps} · since ${clock(changed_unix_ns / 1e6)} `,
+      h("meter", { max: 100, value: percent, "aria-hidden": "true" }),
+    ]),
+    h("p", [...new Set([now.verdict, ...now.history.toReversed()])].join("\n")),
+    table(
+      "Both sides",
+      Object.entries(sides).map(([side, arm]) => ({ side, ...arm })),
+    ),
+    table("Guards", now.guard),
+    latest.state.actions.includes("rollout") &&
+      h("menu", [
+        act("pause"),
+        act("resume"),
+        act("promote", "It gets its next share of the requests at once, whatever the guards say."),
+        act("abort", "It gets no more requests."),
+      ]),
+  ]);
 }
 
 /** A graph's picture: numbers at its steps, edges as thick as their traffic, the path of one request. */
 export class Picture {
   /** `steps` as `/ui/api/graphs` has them; `pick(path)` is called when one is chosen. */
   constructor({ svg, steps }, pick = () => {}) {
-    const parsed = new DOMParser().parseFromString(policy?.createHTML(svg) ?? svg, "image/svg+xml");
+    const [before, style, after] = svg.split(/<\/?style>/); // as an element the policy forbids it
+    STYLE.replaceSync(`svg { ${style} }`);
+    const markup = policy?.createHTML(before + after) ?? before + after;
+    const parsed = new DOMParser().parseFromString(markup, "image/svg+xml");
     this.node = document.importNode(parsed.documentElement, true);
     this.node.setAttribute("role", "group");
     this.node.style.minWidth = `${0.75 * this.node.getAttribute("width")}px`; // a wide one shrinks to that, then it scrolls
@@ -350,13 +232,10 @@ export class Picture {
         role === "step" &&
         now.rate * window_s >= SLOW.runs &&
         now.p99_ms >= Math.max(SLOW.ms, SLOW.ofMedian * now.p50_ms, SLOW.ofGraph * graph.p99_ms);
+      const share = now.share != null && percent(now.share);
       return [
         failing >= FAILING ? "failing" : isSlow ? "slow" : "",
-        [
-          `${num(now.rate)}/s`,
-          now.share != null && percent(now.share),
-          failing >= FAILING && `▲ ${percent(failing)} fail`,
-        ],
+        [`${num(now.rate)}/s`, share, failing >= FAILING && `▲ ${percent(failing)} fail`],
         [`${isSlow ? "◆ " : ""}p50 ${num(now.p50_ms)}`, `p99 ${num(now.p99_ms)} ms`],
         [
           now.accepted != null && `accepts ${percent(now.accepted)}`,

@@ -1,265 +1,149 @@
 // Views of tables: the requests that were traced, models and machines, the gateway's OpenAPI document.
-import {
-  address,
-  bar,
-  clock,
-  control,
-  encode,
-  facts,
-  folded,
-  grid,
-  h,
-  histogram,
-  latest,
-  live,
-  num,
-  percent,
-  pill,
-  read,
-  scrolled,
-  track,
-} from "./base.js";
+import { button, clock, facts, folded, h, histogram, num, percent, pill, put, table } from "./dom.js";
+import { address, control, encode, latest, on, read } from "./mesh.js";
 
-const USUAL = ["path", "target", "model", "version", "start_ms", "ms", "status"];
-const [KEPT, EVERY_MS] = [200, 2000];
+const [KEPT, MAX_STEPS, EVERY_MS] = [200, 1000, 2000];
 const QUESTIONS = {
   load: "",
   unload: "It answers no more requests until it is loaded again.",
   rollback: "What served before is served again.",
 };
+const linkTo = (line, text, more) => h("a", { href: `#/requests/${encode(line.key)}`, ...more }, text);
 
 /** The latest requests, the slowest, the failed; one of them with its waterfall. */
 export async function requests(main, [key], signal) {
   const all = await read("ui/api/requests", { signal });
-  const [hold, which] = [
-    h("input", { type: "checkbox" }),
-    h(
-      "select",
-      { "aria-label": "Which requests", onchange: () => fill() },
-      Object.keys(all).map((name) => h("option", {}, name)),
-    ),
-  ];
-  const rows = grid("Requests", {
-    status: pill,
-    at: (line) =>
-      h("a", { href: `#/requests/${encode(line.key)}`, "aria-current": String(line.key === key) }, clock(line.unix_ms)),
+  const gone = (error) => h("section", h("p", { role: "alert" }, `▲ ${error.message}`));
+  const one = key && (await read(`ui/api/requests/${encode(key)}`, { signal }).then(request, gone));
+  const [hold, rows] = [h("input", { type: "checkbox" }), h("div")];
+  const names = Object.keys(all).map((name) => h("option", name));
+  const which = h("select", { "aria-label": "Which requests", onchange: () => draw() }, names);
+  const row = (line) => ({
+    at: linkTo(line, clock(line.unix_ms), { "aria-current": String(line.key === key) }),
+    ms: line.ms,
+    status: line.status,
+    graph: `${line.graph}/${line.version}`,
+    request_id: line.request_id,
+    path: line.error || line.path,
   });
-  const fill = () =>
-    rows.fill(
-      all[which.value].map((line) => ({
-        at: line,
-        ms: line.ms,
-        status: line.status,
-        graph: `${line.graph}/${line.version}`,
-        request_id: line.request_id,
-        path: line.error || line.path,
-      })),
-    );
-  live.addEventListener(
-    "tick",
-    ({ detail: { requests: more } }) => {
-      all.recent = [
-        ...more.toReversed().filter((line) => all.recent.every((old) => old.key !== line.key)),
-        ...all.recent,
-      ].slice(0, KEPT);
-      if (!hold.checked && !rows.node.contains(document.activeElement) && !rows.node.matches(":hover")) fill();
-    },
-    { signal },
-  );
-  fill();
-  main.replaceChildren(
-    h(
-      key ? "div.split" : "div.sheet",
-      {},
-      h(
-        "section",
-        { "aria-label": "Requests" },
-        h("div.title", {}, h("h1", {}, "Requests"), which, h("label", {}, hold, " hold")),
-        rows.node,
-      ),
-      key && (await one(key, signal)),
-    ),
-  );
+  const draw = () => put(rows, table("Requests", all[which.value].map(row)));
+  const add = ({ requests: more }) => {
+    const known = new Set(all.recent.map((line) => line.key));
+    all.recent = [...more.toReversed().filter((line) => !known.has(line.key)), ...all.recent].slice(0, KEPT);
+    if (!hold.checked && !rows.contains(document.activeElement) && !rows.matches(":hover")) draw();
+  };
+  draw();
+  on("tick", add, signal);
+  const title = h("div.title", h("h1", "Requests"), which, h("label", hold, " hold"));
+  const list = h("section", { "aria-label": "Requests" }, title, rows);
+  main.replaceChildren(h(one ? "div.split" : "div.sheet", list, one));
 }
 
-async function one(key, signal) {
-  const request = await read(`ui/api/requests/${encode(key)}`, { signal });
+function request({ graph, request_id, trace_id, status, unix_ms, ms, path, error, steps, mates }) {
   const { jaeger } = document.body.dataset;
-  const link =
-    jaeger &&
-    request.trace_id &&
-    h("a", { href: `${jaeger}/trace/${request.trace_id}`, rel: "noreferrer" }, "in Jaeger");
-  return h(
-    "section",
-    { "aria-label": "One request" },
-    h("h2", {}, `${request.graph} ${request.request_id} `, pill(request.status)),
+  return h("section", { "aria-label": "One request" }, [
+    h("h2", `${graph} ${request_id} `, pill(status)),
     facts({
-      at: clock(request.unix_ms),
-      took: `${num(request.ms)} ms`,
-      path: request.path,
-      error: request.error,
-      trace: link,
+      at: clock(unix_ms),
+      took: `${num(ms)} ms`,
+      path,
+      error,
+      trace: jaeger && trace_id && h("a", { href: `${jaeger}/trace/${trace_id}`, rel: "noreferrer" }, "in Jaeger"),
+      "in a batch with": mates.length > 0 && mates.map((mate) => [linkTo(mate, mate.request_id || mate.key), " "]),
     }),
-    waterfall(request.steps, request.ms),
-  );
+    waterfall(steps, ms),
+  ]);
 }
 
 /** A waterfall of the steps; `total` is the whole time, milliseconds. */
 export function waterfall(steps, total = 0) {
-  const whole = Math.max(total, ...steps.map((step) => step.start_ms + step.ms), 0.001);
-  const rows = steps.map((step) => {
-    const label = step.fallback_of ? `or ${step.path.split(">").at(-1)}` : step.path.split("/").at(-1);
-    const queue = step.queue_ms ?? 0;
-    const compute = step.compute_ms ?? step.ms - queue;
-    const start = (step.start_ms + Math.max(step.ms - queue - compute, 0) / 2) / whole; // the way there and back
-    const bars = track(
-      bar(step.ms / whole, step.start_ms / whole, "way"),
-      queue > 0 && bar(queue / whole, start, "queue"),
-      step.model && bar(compute / whole, start + queue / whole),
-    );
-    const more = Object.entries(step)
-      .filter(([name, value]) => !USUAL.includes(name) && value !== 1)
-      .map(
-        ([name, value]) =>
-          `${name.replace("_ms", "").replaceAll("_", " ")} ${typeof value === "number" ? num(value) : value}`,
-      );
-    const name = h("th", { scope: "row", title: step.path }, label);
-    name.style.paddingInlineStart = `${step.path.split("/").length - 2}rem`;
-    return h(
-      "tr",
-      {},
-      name,
-      h("td.wide", {}, bars),
-      h("td.n", {}, `${num(step.ms)} ms`),
-      h(
-        "td",
-        {},
-        step.status !== "OK" && pill(step.status),
-        step.model && ` ${step.model} v${step.version} on ${step.target} `,
-        h("small", {}, more.join(" · ")),
-      ),
-    );
-  });
-  return scrolled(
-    "Waterfall",
-    h(
-      "table",
-      {},
-      h("caption", {}, `${num(whole)} ms; pale: on the way, hatched: in the queue, full: computed; all in ms`),
-      h("tbody", {}, rows),
-    ),
-  );
+  const shown = steps.slice(0, MAX_STEPS);
+  const whole = Math.max(total, ...shown.map((step) => step.start_ms + step.ms), 0.001);
+  const bar = (kind, start, ms) => {
+    const node = h(`i.${kind}`);
+    [node.style.left, node.style.width] = [start, ms].map((value) => `${(value / whole) * 100}%`);
+    return node;
+  };
+  const row = ({ path, start_ms, ms, status, model, version, target, batch, ...more }) => {
+    const { fallback_of, queue_ms = 0, compute_ms = ms - queue_ms } = more;
+    const start = start_ms + Math.max(ms - queue_ms - compute_ms, 0) / 2; // the way there and back
+    const name = h("span", { title: path }, fallback_of ? `or ${path.split(">").at(-1)}` : path.split("/").at(-1));
+    name.style.paddingInlineStart = `${path.split("/").length - 2}rem`;
+    const notes = Object.entries(more)
+      .filter(([, value]) => value !== 1)
+      .map(([name, value]) => `${name.replace("_ms", "").replaceAll("_", " ")} ${value.toFixed ? num(value) : value}`);
+    return {
+      step: name,
+      time: h("div.track", { "aria-hidden": "true" }, [
+        bar("way", start_ms, ms),
+        queue_ms > 0 && bar("queue", start, queue_ms),
+        model && bar("fill", start + queue_ms, compute_ms),
+      ]),
+      ms,
+      told: [
+        status !== "OK" && pill(status),
+        model && ` ${model} v${version} on ${target} `,
+        h("small", notes.join(" · ")),
+      ],
+    };
+  };
+  return h("div.waterfall", [
+    h("p.note", `${num(whole)} ms; pale: on the way, hatched: in the queue, full: computed; all in ms`),
+    table("Waterfall", shown.map(row)),
+    shown.length < steps.length && h("p.note", `and ${num(steps.length - shown.length)} steps more`),
+  ]);
 }
 
 /** What is served, where, how full; load, unload and roll back where it is allowed. */
 export async function models(main, _, signal) {
-  const allowed = Object.keys(QUESTIONS).filter((action) => latest.state.actions.includes(action));
-  const buttons = (name) =>
-    h(
-      "menu",
-      {},
-      allowed.map((action) =>
-        h(
-          "button",
-          {
-            type: "button",
-            "aria-label": `${action} ${name}`,
-            onclick: () =>
-              control({ action, name }, QUESTIONS[action] && [`${action} ${name}?`, QUESTIONS[action], action]),
-          },
-          action,
-        ),
-      ),
-    );
-  const graphs = new Set(latest.state.index.filter((one) => one.is_graph).map((one) => one.name));
-  const parts = [
-    [
-      "Services",
-      {
-        error: null,
-        address: (url) => url.replace(/^https?:\/\/([^/]*).*/, "$1"),
-        is_up: (isUp, one) => pill(isUp ? "serving" : one.error || "down"),
-      },
-    ],
-    ["Models, by priority", { is_degraded: (isDegraded) => (isDegraded ? "▲ yes" : "no") }],
-    ["Replicas", { state: pill }],
-    ["Batches: rows, and how often", { executions: histogram }],
-    ["Ranks of language models"],
-    ["Instances that compute for others"],
-    ["Caches, memory, GPU, instances, warm pool", { value: gauge }],
-    ["What is loaded", { state: pill, actions: buttons }],
-  ].map(([title, cells]) => [title, grid(title, cells)]);
-  const fill = async () => {
+  const act = (name) => (action) => {
+    const question = QUESTIONS[action] && [`${action} ${name}?`, QUESTIONS[action], action];
+    return button(action, () => control({ action, name }, question), { "aria-label": `${action} ${name}` });
+  };
+  const cells = {
+    error: null,
+    address: (url) => url.replace(/^https?:\/\/([^/]*).*/, "$1"),
+    is_up: (isUp, one) => pill(isUp ? "serving" : one.error || "down"),
+    executions: (pairs) => histogram(pairs),
+    value: gauge,
+  };
+  const sheet = h("div.sheet");
+  const draw = async () => {
     const [machines, { model_stats: counts }] = await Promise.all(
       ["ui/api/machines", "v2/models/stats"].map((path) => read(path, { signal })),
     );
-    const rows = machines.models.filter(
-      (one) =>
-        one.kind !== "call" || !machines.models.some((other) => other.kind === "model" && other.model === one.model),
-    );
-    const gauges = machines.gauges
-      .filter((one) => !one.name.startsWith("weft_endpoint"))
-      .map(({ labels, ...one }) => ({
+    const { index, actions } = latest.state;
+    const allowed = Object.keys(QUESTIONS).filter((action) => actions.includes(action));
+    const graphs = new Set(index.filter((one) => one.is_graph).map((one) => one.name));
+    const parts = {
+      ...machines,
+      "Batches: rows, and how often": counts
+        .filter(({ name, batch_stats }) => batch_stats.length && !graphs.has(name))
+        .map(({ name, version, batch_stats }) => ({
+          model: name,
+          version,
+          executions: batch_stats.map((size) => [size.batch_size, size.compute_infer.count]),
+        })),
+      "What is loaded": index.map((one) => ({
         ...one,
-        of: Object.entries(labels)
-          .map((pair) => pair.join(" "))
-          .join(", "),
-      }));
-    const batches = counts
-      .filter((one) => one.batch_stats.length && !graphs.has(one.name))
-      .map((one) => ({
-        model: one.name,
-        version: one.version,
-        executions: one.batch_stats.map((size) => [size.batch_size, size.compute_infer.count]),
-      }));
-    const loaded = latest.state.index.map((one) => ({ ...one, ...(allowed.length && { actions: one.name }) }));
-    const all = [
-      machines.services,
-      rows,
-      replicasOf(machines),
-      batches,
-      machines.ranks,
-      machines.roles,
-      gauges,
-      loaded,
-    ];
-    parts.forEach(([, part], i) => part.fill(all[i]));
+        ...(allowed.length && { actions: h("menu", allowed.map(act(one.name))) }),
+      })),
+    };
+    const section = ([title, rows]) => rows.length > 0 && h("section", h("h2", title), table(title, rows, cells));
+    put(sheet, h("h1", "Models and machines"), Object.entries(parts).map(section));
   };
-  await fill();
-  const again = () => void fill().catch(() => {}); // the banner says what is wrong
+  await draw();
+  const again = () => void draw().catch(() => {}); // the banner says what is wrong
   const timer = setInterval(again, EVERY_MS);
-  live.addEventListener("state", again, { signal });
   signal.addEventListener("abort", () => clearInterval(timer));
-  main.replaceChildren(
-    h(
-      "div.sheet",
-      {},
-      h("h1", {}, "Models and machines"),
-      parts.map(([title, part]) => h("section", {}, h("h2", {}, title), part.node)),
-    ),
-  );
+  on("state", again, signal);
+  main.replaceChildren(sheet);
 }
 
-/** The servers behind each target, of the gauges of the router. */
-export function replicasOf({ gauges }) {
-  const value = (name, { target, endpoint }) =>
-    gauges.find((one) => one.name === name && one.labels.target === target && one.labels.endpoint === endpoint)
-      ?.value ?? 0;
-  return gauges
-    .filter((one) => one.name === "weft_endpoint_state")
-    .map(({ labels }) => ({
-      ...labels,
-      inflight: value("weft_endpoint_inflight", labels),
-      picks: value("weft_endpoint_picks_total", labels),
-    }));
+function gauge(value, { name }) {
+  if (/usage|utili[sz]ation/.test(name)) return [h("meter", { value, "aria-hidden": "true" }), ` ${percent(value)}`];
+  return name.includes("bytes") ? `${num(value / 2 ** 20)} MiB` : num(value);
 }
-
-const gauge = (value, { name }) =>
-  /usage|utili[sz]ation/.test(name)
-    ? h("div.histogram", {}, h("span.n", {}, percent(value)), track(bar(value)))
-    : /bytes/.test(name)
-      ? `${num(value / 2 ** 20)} MiB`
-      : num(value);
 
 /** The OpenAPI document as a page. */
 export async function api(main, _, signal) {
@@ -268,59 +152,34 @@ export async function api(main, _, signal) {
   const kind = (value) => {
     const { items, enum: choices, anyOf, type = "any" } = resolve(value);
     if (items) return `array of ${kind(items)}`;
-    return (
-      choices?.map((one) => JSON.stringify(one)).join(", ") ??
-      anyOf?.map(kind).join(" or ") ??
-      [type].flat().join(" or ")
+    if (choices) return choices.map((one) => JSON.stringify(one)).join(", ");
+    return (anyOf?.map(kind) ?? [type].flat()).join(" or ");
+  };
+  const fields = (place) => (part) => {
+    const { properties = {}, required = [] } = resolve(part[1].schema);
+    const field = ([name, schema]) => ({ name, in: place, required: required.includes(name), schema });
+    return Object.entries(properties).map(field);
+  };
+  const row = ({ name, in: place, required = false, schema, description }) => {
+    return { name, in: place, required, type: kind(schema), about: description ?? resolve(schema).description ?? "" };
+  };
+  const operation = ({ path, method, summary, parameters = [], requestBody, responses }) => {
+    const [body, answer] = [requestBody, responses["200"]].map((part) => Object.entries(part?.content ?? {}));
+    const rows = [parameters, body.map(fields("body")), answer.map(fields("answer"))].flat(2).map(row);
+    const example = ([media, { schema, ...more }]) =>
+      Object.keys(more).length > 0 && folded(`Example, ${media}`, h("pre", JSON.stringify(more, null, 2)));
+    return folded(
+      [h("b", method.toUpperCase()), " ", h("code", path), " ", h("small", summary)],
+      table("Fields", rows),
+      [...body, ...answer].map(example),
+      h("p.note", `Statuses: ${Object.keys(responses).join(", ")}`),
     );
   };
-  const fields = (title, rows) => {
-    const table = grid(title);
-    table.fill(
-      rows.map(({ schema, description, ...row }) => ({
-        ...row,
-        type: kind(schema),
-        description: description ?? resolve(schema).description ?? "",
-      })),
-    );
-    return rows.length > 0 && [h("h3", {}, title), table.node];
-  };
-  const content = (title, part) =>
-    Object.entries(part?.content ?? {}).map(([media, { schema, ...examples }]) => [
-      fields(
-        `${title}: ${media}`,
-        Object.entries(resolve(schema).properties ?? {}).map(([name, value]) => ({ name, schema: value })),
-      ),
-      Object.keys(examples).length > 0 && folded("Examples", h("pre", {}, JSON.stringify(examples, null, 2))),
-    ]);
-  const operation = ([path, method, { summary, parameters = [], requestBody, responses }]) =>
-    folded(
-      [h("b", {}, method.toUpperCase()), " ", h("code", {}, path), " ", h("small", {}, summary)],
-      fields("Parameters", parameters),
-      content("Body", requestBody),
-      content("Answer", responses["200"]),
-      h("p.note", {}, `Statuses: ${Object.keys(responses).join(", ")}`),
-    );
   const all = Object.entries(paths).flatMap(([path, methods]) =>
-    Object.entries(methods).map(([method, one]) => [path, method, one]),
+    Object.entries(methods).map(([method, one]) => ({ path, method, ...one })),
   );
-  const family = ([path]) =>
-    path.startsWith("/v2")
-      ? "V2, the Open Inference Protocol"
-      : path.includes("messages")
-        ? "Anthropic"
-        : path.startsWith("/v1")
-          ? "OpenAI"
-          : "Others";
-  main.replaceChildren(
-    h(
-      "div.sheet",
-      {},
-      h("h1", {}, "API"),
-      h("p", {}, info.description, " ", h("a", { href: address("openapi.json") }, "openapi.json")),
-      Object.entries(Object.groupBy(all, family)).map(([title, those]) =>
-        h("section", {}, h("h2", {}, title), those.map(operation)),
-      ),
-    ),
-  );
+  const family = ([title, those]) => h("section", h("h2", title), those.map(operation));
+  const about = h("p", info.description, " ", h("a", { href: address("openapi.json") }, "openapi.json"));
+  const families = Object.entries(Object.groupBy(all, ({ tags }) => tags[0])).map(family);
+  main.replaceChildren(h("div.sheet", h("h1", "API"), about, families));
 }
