@@ -33,7 +33,7 @@ class Recorded:
         num_records, num_withheld: Records that can be sent again, and that cannot, because what they need was left out
             or hashed.
         unknown: Names that were left out or hashed; such outputs cannot be compared.
-        cut: Files whose recorder was killed; at most its last second is lost.
+        cut: Files whose recorder was killed; at most its last two seconds are lost.
 
     Raises as ``read_recording``; InvalidArgumentError if no request can be sent again.
     """
@@ -179,7 +179,10 @@ async def replay(
 
     for _ in range(times):
         with measured(0) if pace and len(targets) == 1 else contextlib.nullcontext():  # of two it would be that of both
-            await (at_pace() if pace else in_turn())
+            try:
+                await (at_pace() if pace else in_turn())
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from errors
     return report
 
 

@@ -209,6 +209,19 @@ def test_few_records_are_held(pace: float, num_targets: int, most: int, tmp_path
     assert 64 < counts["held"] <= most, counts
 
 
+@pytest.mark.parametrize("pace", [0.0, 1e6])
+def test_a_file_that_is_damaged_meanwhile_ends_a_replay_with_its_fault(pace: float, tmp_path: Path) -> None:
+    """Also at a pace, where a group of tasks reads it."""
+
+    async def ask(call: InferCall, context: CallContext, is_stream: bool) -> list[InferResult]:
+        return []
+
+    recorded = Recorded([write(tmp_path / "a", range(3))])
+    (tmp_path / "a").write_bytes(b"no recording")
+    with pytest.raises(InvalidArgumentError, match="is no recording"):
+        asyncio.run(replay(recorded, [Target("t", "t", "", ask, lambda: None)], pace=pace))
+
+
 def test_what_cannot_be_replayed_is_told(repository: Path, tmp_path: Path, capsys: Any) -> None:
     """No file, none of ours, nothing to send, no such graph, no such rule: status 2, and why."""
     file = str(write(tmp_path / "a", range(3)))
