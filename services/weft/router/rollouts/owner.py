@@ -21,9 +21,8 @@ from weft.router.rollouts.place import LEASE
 from weft.router.rollouts.shared import Document, Json, Ownership, SharedState, is_open, plan_of, state_of
 from weft.router.rollouts.store import Rollout, RolloutStore
 
-#: After how many periods all members follow a decision, and two looks more, as one that has just begun reads too early;
-#: more than so many are of another clock.
-_SETTLED, _MAX_SETTLED = 1.5, 30
+#: After how many periods all members follow a decision, and two looks more, as one that has just begun reads too early.
+_SETTLED = 1.5
 #: Rollouts that are remembered when no graph has them any more, by a router and in the shared state.
 MAX_KEPT = 50
 
@@ -155,7 +154,7 @@ class RolloutMember:
     def _left_s(self, entry: Json) -> float:
         """Until all follow a decision at once, so that a user does not move back and forth; 0 if clocks differ more."""
         left_s = (entry["from_unix_ns"] - self._clock_ns()) / 1e9
-        return left_s if 0.0 < left_s <= _MAX_SETTLED * self._shared.period_s else 0.0
+        return left_s if 0.0 < left_s <= 30 * self._shared.period_s else 0.0
 
     def _take(self, document: Document) -> None:
         self._told = document.counts.get(self._shared.member, {})

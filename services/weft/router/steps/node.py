@@ -13,14 +13,7 @@ from weft.language.plan import Frame, NodePlan, Reshaping, StepPlan
 from weft.router.reporting.path import NodeRecord, StepRecord
 from weft.router.runtime import Runtime
 from weft.router.steps.action import Action, Defaults, ErrorContext, repeated
-from weft.router.steps.responses import (
-    NodeResponses,
-    StepStream,
-    StreamParts,
-    close_streams,
-    responses_of,
-    with_own_request,
-)
+from weft.router.steps.responses import NodeResponses, StepStream, StreamParts, close_streams, responses_of
 from weft.router.steps.run import GraphRequest, OpenStream, Run, earlier
 from weft.router.steps.step import Step
 from weft.router.tensors import with_batch, without_batch
@@ -137,7 +130,7 @@ class ShadowedNode(StreamingNode):
     async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
         for shadow in self._shadows:
             await shadow.run(run)
-        async with contextlib.aclosing(self._node.responses(with_own_request(run))) as responses:
+        async with contextlib.aclosing(self._node.responses(run.with_own_stream())) as responses:
             async for response in responses:
                 for side in run.record.watching:
                     side.add(response.frame.__getitem__)
