@@ -73,7 +73,8 @@ class Live:
             while not self._resources.is_draining:
                 start_s = time.monotonic()
                 try:
-                    ask = partial(self._sample, identity, graphs, after_ms - 2e3 * PERIOD_S)  # or another viewer does
+                    # Another viewer may take the answer, who rested for so long.
+                    ask = partial(self._sample, identity, graphs, after_ms - 1e3 * (WINDOW_S + PERIOD_S))
                     sample = await self._samples.get((identity, graphs), ask)
                     state = await self._states.get((identity, self.num_changes), partial(self._state, identity, sample))
                     if state != told:
