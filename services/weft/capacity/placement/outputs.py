@@ -67,7 +67,7 @@ def from_json(values: Any) -> tuple[Problem, Solution]:
     """Inverse of ``to_json``. Raises InvalidArgumentError, or a Python error, for other values."""
     if (version := values["version"]) != VERSION:
         raise InvalidArgumentError(f"its version is {version!r}; this program reads {VERSION}; save the plan again")
-    workloads = []
+    workloads = []  # in older plans with fields that said nothing
     for entry in values["workloads"]:
         of_old = {"cpus", "host_memory_bytes", *(() if entry.get("apart_from") else ("apart_from",))}
         workloads.append(Workload(**{key: value for key, value in entry.items() if key not in of_old}))

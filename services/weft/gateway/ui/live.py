@@ -73,7 +73,7 @@ class Live:
             while not self._resources.is_draining:
                 start_s = time.monotonic()
                 try:
-                    # Another viewer may take the answer, who rested for so long.
+                    # Another viewer, who has rested since, may take the answer.
                     ask = partial(self._sample, identity, graphs, after_ms - 1e3 * (WINDOW_S + PERIOD_S))
                     sample = await self._samples.get((identity, graphs), ask)
                     state = await self._states.get((identity, self.num_changes), partial(self._state, identity, sample))
