@@ -5,6 +5,7 @@ import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -86,19 +87,17 @@ class Observer:
         wanted, graphs = set(request.graph), {entry.file.name for entry in self._graphs}
         counters = [(entry.statistics, entry.serving, False) for entry in self._graphs]
         counters += [(seen, None, True) for seen in self._catalog.counters() if seen.name not in graphs]
+        counts = []
         for seen, serving, is_model in counters:
-            one = response.count.add()  # and no more than is needed: there may be thousands
-            one.graph, one.version, one.is_model = seen.name, seen.version, is_model
-            one.num_ok, one.total_ns = seen.success.count, seen.success.total_ns
-            if seen.failures_by_reason:
-                one.failure.update(seen.failures_by_reason)
-            if (limit := self._admission.limits.get(seen.name)) is not None:
-                one.num_inflight = limit.num_inflight
+            limit = self._admission.limits.get(seen.name)
+            numbers = seen.success.count, seen.success.total_ns, 0 if limit is None else limit.num_inflight
+            counts.append(_told(seen.name, seen.version, is_model, *numbers, *seen.failures_by_reason.items()))
             if seen.name in wanted:
-                levels = [level.counts for level in seen.request_latency.values()]
-                one.bucket.extend(map(sum, zip(*levels, strict=True)))
-            if serving is not None and seen.name in wanted:
-                self._add_steps(serving, response)
+                buckets = map(sum, zip(*[level.counts for level in seen.request_latency.values()], strict=True))
+                response.count.add(graph=seen.name, version=seen.version, is_model=is_model, bucket=buckets)
+                if serving is not None:
+                    self._add_steps(serving, response)
+        response.MergeFromString(b"".join(counts))
         if request.request_key or request.HasField("requests_after_unix_ms"):
             self._kept_until_s = time.monotonic() + LEASE_S
             if self._runtime.on_end is None:
@@ -166,6 +165,17 @@ class Observer:
             asyncio.get_running_loop().call_later(left_s, self._expire)
         else:
             self._runtime.on_end, self._kept = None, []
+
+
+@lru_cache(maxsize=10_000)
+def _told(
+    graph: str, version: str, is_model: bool, num_ok: int, total_ns: int, num_inflight: int, *failures: tuple[str, int]
+) -> bytes:
+    """An ``ObserveResponse`` of these counts; of 1,000 graphs few have changed since they were last told."""
+    one = pb.Observed(graph=graph, version=version, is_model=is_model, num_ok=num_ok, total_ns=total_ns)
+    one.num_inflight = num_inflight
+    one.failure.update(failures)
+    return pb.ObserveResponse(count=[one]).SerializeToString()
 
 
 def _fallback_of(path: str) -> str:
