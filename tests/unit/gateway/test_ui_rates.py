@@ -1,7 +1,14 @@
-"""Rates of the page from counters of a router's processes."""
+"""Rates of the page from counters of a router's processes, and the requests that its viewers are told of."""
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from tests.unit.router.virtual_clock import VirtualClock
+
+from weft.base.caching import ExpiringCache
+from weft.gateway.ui import live
 from weft.gateway.ui.rates import Sample, tick_of
 from weft_protos import graph_service_pb2 as pb
 
@@ -50,3 +57,37 @@ def test_a_cascade_accepts_what_no_later_step_gets() -> None:
     assert (0.8, 0.75) == (steps["root[a]"]["share"], steps["root[a]"]["accepted"])
     assert (0.2, 1.0) == (steps["root[b]"]["share"], steps["root[b]"]["accepted"])
     assert (None, None) == (steps["root[a]>c"]["share"], steps["root[a]>c"]["accepted"])
+
+
+async def test_a_viewer_that_rests_misses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next tick may be of an answer to another viewer, who has looked since."""
+    clock = VirtualClock()
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=asyncio.get_running_loop().time))
+    asked: list[pb.ObserveRequest] = []
+
+    async def observe(method: str, request: pb.ObserveRequest, **_: Any) -> pb.ObserveResponse:
+        asked.append(request)
+        times = [at for at in range(0, round(clock.elapsed_ms()) + 1, 200) if at > request.requests_after_unix_ms]
+        told = [{"key": str(at), "unix_ms": at} for at in times]
+        answer = pb.ObserveResponse(unix_ms=clock.elapsed_ms(), request=told)  # type: ignore[arg-type]
+        await asyncio.sleep(0.03 if len(asked) == 2 else 0)  # who asks then rests for 5 s
+        return answer
+
+    async def index(**_: Any) -> list[Any]:
+        return []
+
+    resources: Any = SimpleNamespace(router=SimpleNamespace(graph_service=observe, index=index), is_draining=False)
+    page = live.Live(resources, live.MetricPages({}))
+    page._samples = ExpiringCache(0.9, 2, asyncio.get_running_loop().time)
+    told: list[list[int]] = [[], []]
+
+    async def look(keys: list[int]) -> None:
+        await asyncio.sleep(0.55 * (keys is told[1]))
+        async for event in page.events((), ()):
+            keys += [int(one["key"]) for one in event.get("requests", ())]
+            resources.is_draining = clock.elapsed_ms() > 8000
+
+    await asyncio.gather(*map(look, told))
+    for keys in told:
+        assert [*range(keys[0], keys[-1] + 1, 200)] == keys
+        assert keys[-1] > 6000

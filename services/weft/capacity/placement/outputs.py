@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,10 @@ def from_json(values: Any) -> tuple[Problem, Solution]:
     """Inverse of ``to_json``. Raises InvalidArgumentError, or a Python error, for other values."""
     if (version := values["version"]) != VERSION:
         raise InvalidArgumentError(f"its version is {version!r}; this program reads {VERSION}; save the plan again")
-    known = {field.name for field in fields(Workload)}  # older plans have more, which nothing read
-    workloads = (Workload(**{key: entry[key] for key in known & entry.keys()}) for entry in values["workloads"])
+    workloads = []  # in older plans with fields that said nothing
+    for entry in values["workloads"]:
+        of_old = {"cpus", "host_memory_bytes", *(() if entry.get("apart_from") else ("apart_from",))}
+        workloads.append(Workload(**{key: value for key, value in entry.items() if key not in of_old}))
     devices = []
     for entry in values["devices"]:
         profiles = (MigProfile(**(profile | {"starts": tuple(profile["starts"])})) for profile in entry["mig"])

@@ -71,7 +71,8 @@ class Live:
             while not self._resources.is_draining:
                 start_s = time.monotonic()
                 try:
-                    ask = partial(self._sample, identity, graphs, after_ms - 2e3 * PERIOD_S)  # or another viewer does
+                    # Another viewer, who has rested since, may take the answer.
+                    ask = partial(self._sample, identity, graphs, after_ms - 1e3 * (WINDOW_S + PERIOD_S))
                     sample = await self._samples.get((identity, graphs), ask)
                     state = await self._states.get((identity, self.num_changes), partial(self._state, identity, sample))
                     if state != told:

@@ -156,7 +156,6 @@ class V2Servicer:
         self._memory = memory
         self._core = core
         self._extension = extension
-        self._precheck = extension.precheck
         self._local_tensors = local_tensors
         self.server_id = service
         self._is_ready = is_ready

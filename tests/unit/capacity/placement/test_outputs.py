@@ -56,11 +56,19 @@ def test_a_plan_is_read_as_it_was_written(problem: Problem) -> None:
     assert (problem, solution) == from_json(values)
 
 
-def test_a_saved_plan_with_a_wrong_value_is_refused(tmp_path: Path) -> None:
-    """Values that make no sense are named as in any other problem."""
+@pytest.mark.parametrize(
+    ("written", "fault"),
+    [
+        ('"num_replicas": -1', "workload 'm': num_replicas is -1"),
+        ('"num_replicass": 1', "unexpected keyword argument 'num_replicass'"),
+        ('"num_replicas": 1, "apart_from": ["m"]', "unexpected keyword argument 'apart_from'"),
+    ],
+)
+def test_a_saved_plan_with_a_wrong_value_is_refused(tmp_path: Path, written: str, fault: str) -> None:
+    """Values that make no sense are named as in any other problem, and so is what is no field of a workload."""
     path = tmp_path / "plan.json"
     problem = Problem((Workload("m", GIB, {"*": 0.1}),), gpus(1))
     save(path, problem, place(problem))
-    path.write_text(path.read_text().replace('"num_replicas": 1', '"num_replicas": -1'))
-    with pytest.raises(InvalidArgumentError, match=r"plan\.json': workload 'm': num_replicas is -1"):
+    path.write_text(path.read_text().replace('"num_replicas": 1', written))
+    with pytest.raises(InvalidArgumentError, match=rf"plan\.json'.*{fault}"):
         load(path)
