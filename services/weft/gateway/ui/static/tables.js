@@ -109,9 +109,8 @@ export async function models(main, _, signal) {
   };
   const sheet = h("div.sheet");
   const draw = async () => {
-    const [machines, { model_stats: counts }] = await Promise.all(
-      ["ui/api/machines", "v2/models/stats"].map((path) => read(path, { signal })),
-    );
+    const paths = ["ui/api/machines", "v2/models/stats"];
+    const [machines, { model_stats: counts }] = await Promise.all(paths.map((path) => read(path, { signal })));
     const { index, actions } = latest.state;
     const allowed = Object.keys(QUESTIONS).filter((action) => actions.includes(action));
     const graphs = new Set(index.filter((one) => one.is_graph).map((one) => one.name));
