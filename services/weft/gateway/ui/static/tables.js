@@ -66,7 +66,7 @@ export function waterfall(steps, total = 0) {
   };
   const row = ({ path, start_ms, ms, status, model, version, target, batch, ...more }) => {
     const { fallback_of, queue_ms = 0, compute_ms = ms - queue_ms } = more;
-    const start = start_ms + Math.max(ms - queue_ms - compute_ms, 0) / 2; // the way there and back
+    const start = start_ms + (more.responses ? 0 : Math.max(ms - queue_ms - compute_ms, 0) / 2); // the way there and back
     const name = h("span", { title: path }, fallback_of ? `or ${path.split(">").at(-1)}` : path.split("/").at(-1));
     name.style.paddingInlineStart = `${path.split("/").length - 2}rem`;
     const notes = Object.entries(more)
