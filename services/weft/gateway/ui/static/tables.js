@@ -113,6 +113,7 @@ export async function models(main, _, signal) {
     const [machines, { model_stats: counts }] = await Promise.all(paths.map((path) => read(path, { signal })));
     const { index, actions } = latest.state;
     const allowed = Object.keys(QUESTIONS).filter((action) => actions.includes(action));
+    const menu = ({ name }) => allowed.length && { actions: h("menu", allowed.map(act(name))) };
     const graphs = new Set(index.filter((one) => one.is_graph).map((one) => one.name));
     const parts = {
       ...machines,
@@ -123,10 +124,7 @@ export async function models(main, _, signal) {
           version,
           executions: batch_stats.map((size) => [size.batch_size, size.compute_infer.count]),
         })),
-      "What is loaded": index.map((one) => ({
-        ...one,
-        ...(allowed.length && { actions: h("menu", allowed.map(act(one.name))) }),
-      })),
+      "What is loaded": index.map((one) => ({ ...one, ...menu(one) })),
     };
     const section = ([title, rows]) => rows.length > 0 && h("section", h("h2", title), table(title, rows, cells));
     put(sheet, h("h1", "Models and machines"), Object.entries(parts).map(section));
