@@ -24,6 +24,8 @@ from weft_protos import recording_pb2 as pb
 _BLOCK = 1024
 #: Requests in flight at a pace; when a target falls so far behind, the next ones are late.
 _MAX_INFLIGHT = 4096
+#: Larger answers are compared on a thread at a pace, as the times of requests in flight would have that in them.
+_MAX_BYTES_ON_LOOP = 1 << 18
 
 
 class Recorded:
@@ -33,7 +35,7 @@ class Recorded:
         num_records, num_withheld: Records that can be sent again, and that cannot, because what they need was left out
             or hashed.
         unknown: Names that were left out or hashed; such outputs cannot be compared.
-        cut: Files whose recorder was killed; at most its last second is lost.
+        cut: Files whose recorder was killed; at most its last two seconds are lost.
 
     Raises as ``read_recording``; InvalidArgumentError if no request can be sent again.
     """
@@ -132,7 +134,7 @@ async def replay(
     """
     labels = [target.label for target in targets]
     report = Report(labels if len(targets) > 1 else ["recorded", *labels], comparison)
-    places = asyncio.Semaphore(_MAX_INFLIGHT if pace else concurrency)
+    places, comparing = asyncio.Semaphore(_MAX_INFLIGHT if pace else concurrency), asyncio.Lock()
 
     async def asked(target: Target, record: pb.Record) -> Outcome:
         async with contextlib.nullcontext() if pace else places:
@@ -151,7 +153,13 @@ async def replay(
         report.add(record, sides[0] if len(sides) > 1 else outcome_of(record), sides[-1])
 
     async def compared(record: pb.Record) -> None:
-        add(record, *await asyncio.gather(*(asked(target, record) for target in targets)))
+        sides = await asyncio.gather(*(asked(target, record) for target in targets))
+        tensors = (one for side in sides for result in side.results for one in result.outputs.values())
+        async with comparing:
+            if sum(len(one.data) for one in tensors) > _MAX_BYTES_ON_LOOP:
+                await asyncio.to_thread(add, record, *sides)
+            else:
+                add(record, *sides)
         places.release()
 
     async def at_pace() -> None:
@@ -179,7 +187,10 @@ async def replay(
 
     for _ in range(times):
         with measured(0) if pace and len(targets) == 1 else contextlib.nullcontext():  # of two it would be that of both
-            await (at_pace() if pace else in_turn())
+            try:
+                await (at_pace() if pace else in_turn())
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from errors
     return report
 
 

@@ -177,12 +177,16 @@ class Recorder:
         await asyncio.wait([self._task], timeout=_MAX_STOP_S)
 
     async def _run(self) -> None:
-        status, end_s, reason, pause_s = self.status, time.monotonic() + self._request.max_s, "", _BUSY_FRAME_S
+        status, end_s, reason, frame_s = self.status, time.monotonic() + self._request.max_s, "", 0.0
         while not reason:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(pause_s, end_s - time.monotonic())):
+                async with asyncio.timeout(min(_BUSY_FRAME_S, end_s - time.monotonic())):
                     await self._stop.wait()
-            reason = "stopped" if self._stop.is_set() else "its time is over" if time.monotonic() >= end_s else ""
+            now_s = time.monotonic()
+            reason = "stopped" if self._stop.is_set() else "its time is over" if now_s >= end_s else ""
+            if not reason and now_s < frame_s and self.num_held_bytes < _MANY_BYTES:
+                continue
+            frame_s = now_s + _FRAME_S
             waiting, self.waiting, num_written = self.waiting, [], 0
             try:
                 num_written = await asyncio.to_thread(self._write, waiting) if waiting else 0
@@ -190,7 +194,6 @@ class Recorder:
             except Exception as error:
                 reason = f"writing failed: {getattr(error, 'strerror', None) or type(error).__name__}"
                 _log.warning("recording %s", status.file[0], exc_info=error)
-            pause_s = _FRAME_S if self.num_held_bytes < _MANY_BYTES else _BUSY_FRAME_S
             self.num_held_bytes -= sum(num_bytes for num_bytes, _ in waiting)
             status.num_bytes = self._writer.num_bytes
             status.num_requests += num_written

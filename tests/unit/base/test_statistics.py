@@ -58,13 +58,17 @@ def test_every_error_has_a_reason(cls):
     assert expected.get(cls.code, "OTHER") == failure_reason(cls.code)
 
 
-def test_a_histogram_counts() -> None:
-    """Sum and count are exact, and what is above all bounds is counted, too."""
+def test_a_histogram_counts_and_finds_quantiles() -> None:
+    """Sum and count are exact, a quantile is the bound of its bucket, what is above all bounds is counted, too."""
     histogram = LatencyHistogram(FINE_BUCKETS_S)
+    assert 0.0 == histogram.quantile(0.5)
     histogram.observe(0.01, count=98)
     histogram.observe(1.0)
     histogram.observe(1e6)
     assert (100, pytest.approx(0.98 + 1.0 + 1e6)) == (histogram.count, histogram.sum_s)  # type: ignore[comparison-overlap]
+    assert 0.01 <= histogram.quantile(0.5) < 0.012
+    assert 1.0 <= histogram.quantile(0.99) < 1.2
+    assert FINE_BUCKETS_S[-1] == histogram.quantile(1.0)
     assert 1 == histogram.counts[-1]
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from weft.authoring.writing import read
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import bytes_tensor, encode
+from weft.changes import comparison as comparing
 from weft.changes import replay as replaying
 from weft.changes.replay import Recorded, Target, local_target, replay
 from weft.cli.__main__ import main
@@ -207,6 +209,40 @@ def test_few_records_are_held(pace: float, num_targets: int, most: int, tmp_path
     report = asyncio.run(replay(recorded, targets, pace=pace))
     assert 1999 == recorded.num_records == report.num_requests
     assert 64 < counts["held"] <= most, counts
+
+
+@pytest.mark.parametrize("num_targets", [1, 2])
+def test_large_answers_are_compared_beside_requests_in_flight(num_targets: int, tmp_path: Path) -> None:
+    """At a pace, so that their times have no comparison in them; each is counted once."""
+    threads = Counter[bool]()
+
+    def compared(*_: Any) -> list[tuple[str, str]]:
+        threads[threading.current_thread() is threading.main_thread()] += 1
+        return []
+
+    async def ask(call: InferCall, context: CallContext, is_stream: bool) -> list[InferResult]:
+        size = (1 << 18) + 1 if call.request_id == "r0" else 1
+        return [InferResult("t", "1", outputs={"Y": bytes_tensor([bytes(size)], (1,))})]
+
+    recorded = Recorded([write(tmp_path / "a", range(4))])
+    targets = [Target("t", "t", "", ask, lambda: None)] * num_targets
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparing, "compare_answers", compared)
+        report = asyncio.run(replay(recorded, targets, pace=1e6))
+    assert ({False: 1, True: 3}, 4) == (dict(threads), report.num_requests)
+
+
+@pytest.mark.parametrize("pace", [0.0, 1e6])
+def test_a_file_that_is_damaged_meanwhile_ends_a_replay_with_its_fault(pace: float, tmp_path: Path) -> None:
+    """Also at a pace, where a group of tasks reads it."""
+
+    async def ask(call: InferCall, context: CallContext, is_stream: bool) -> list[InferResult]:
+        return []
+
+    recorded = Recorded([write(tmp_path / "a", range(3))])
+    (tmp_path / "a").write_bytes(b"no recording")
+    with pytest.raises(InvalidArgumentError, match="is no recording"):
+        asyncio.run(replay(recorded, [Target("t", "t", "", ask, lambda: None)], pace=pace))
 
 
 def test_what_cannot_be_replayed_is_told(repository: Path, tmp_path: Path, capsys: Any) -> None:

@@ -93,7 +93,11 @@ async def test_counts_are_those_of_now(observer: Observer) -> None:
     entry = SimpleNamespace(statistics=counts, serving=None, file=SimpleNamespace(name="g"))
     observer._graphs = [entry]  # type: ignore[assignment]  # all that is read of the table
     told = []
-    for change in (lambda: None, lambda: counts.success.add(7), lambda: counts.record_failure(UnavailableError("gone"), 1)):
+    for change in (
+        lambda: None,
+        lambda: counts.success.add(7),
+        lambda: counts.record_failure(UnavailableError("gone"), 1),
+    ):
         change()
         (one,) = (await observer.observe(pb.ObserveRequest())).count
         told.append((one.graph, one.num_ok, one.total_ns, dict(one.failure)))

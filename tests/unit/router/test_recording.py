@@ -366,3 +366,15 @@ async def test_the_end_of_the_router_ends_its_recordings(tmp_path: Path) -> None
         await s.ask(1)
     (file,) = (tmp_path / "recordings").iterdir()
     assert ["header", "record", "end"] == [one.WhichOneof("entry") for one in read_recording(file)]
+
+
+async def test_much_is_written_soon_though_there_was_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that come at once after a calm have the room of half a second, not that of two."""
+    monkeypatch.setattr(recording, "_FRAME_S", 1e9)
+    monkeypatch.setattr(recording, "_MANY_BYTES", 5000)
+    async with served(tmp_path) as s:
+        await s.record("START", percent=100)
+        assert "OK" == await s.ask(1)
+        await s.until(lambda one: one.num_requests == 1)
+        assert "OK" == await s.ask(2, b"x" * 9000)
+        await s.until(lambda one: one.num_requests == 2)

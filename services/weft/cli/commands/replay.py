@@ -76,7 +76,7 @@ async def replayed(options: argparse.Namespace) -> tuple[Report, list[str]]:
     comparison = Comparison(rules | dict(options.compare), options.rtol, options.atol)
     if unknown := [rule for rule in comparison.rules.values() if rule not in RULES]:
         raise InvalidArgumentError(f"--compare: '{unknown[0]}' is no rule; use one of {', '.join(RULES)}")
-    notes = [f"'{path}' has no end: its recorder was killed, its last second is lost" for path in recorded.cut]
+    notes = [f"'{path}' has no end: its recorder was killed, up to two seconds are lost" for path in recorded.cut]
     if recorded.num_withheld:
         notes.append(f"{recorded.num_withheld:,} requests were not sent: inputs or parameters are left out or hashed")
     how = {name: getattr(options, name) for name in ("concurrency", "pace", "times")}

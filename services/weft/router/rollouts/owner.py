@@ -154,7 +154,7 @@ class RolloutMember:
     def _left_s(self, entry: Json) -> float:
         """Until all follow a decision at once, so that a user does not move back and forth; 0 if clocks differ more."""
         left_s = (entry["from_unix_ns"] - self._clock_ns()) / 1e9
-        return left_s if 0.0 < left_s <= 10 * self._shared.period_s else 0.0
+        return left_s if 0.0 < left_s <= 30 * self._shared.period_s else 0.0
 
     def _take(self, document: Document) -> None:
         self._told = document.counts.get(self._shared.member, {})

@@ -84,8 +84,12 @@ class Comparison:
     def __init__(self, mirror: Mirror, run: Run) -> None:
         self.mine, self._theirs = Side(mirror.keys), Side(mirror.slots)
         self._mirror, self._run, self._over = mirror, run, asyncio.Event()
-        run.request.on_end.append(self._over.set)
+        run.request.on_end.append(self._end_watch)
         run.record.watching += (self._theirs,)
+
+    def _end_watch(self) -> None:
+        self._run.record.watching = ()  # a viewer may keep the record for long
+        self._over.set()
 
     async def end(self) -> None:
         """Compare, once the request is over too."""

@@ -130,7 +130,7 @@ class ShadowedNode(StreamingNode):
     async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
         for shadow in self._shadows:
             await shadow.run(run)
-        async with contextlib.aclosing(self._node.responses(run)) as responses:
+        async with contextlib.aclosing(self._node.responses(run.with_own_stream())) as responses:
             async for response in responses:
                 for side in run.record.watching:
                     side.add(response.frame.__getitem__)

@@ -12,7 +12,6 @@ from typing_extensions import override
 from weft.base.cancellation import cancel_and_wait
 from weft.base.errors import RequestCancelledError, WeftError
 from weft.base.observing import telemetry
-from weft.language.plan import Frame
 from weft.router.reporting.counters import StepCounters
 from weft.router.reporting.path import StepRecord
 from weft.router.steps.run import GraphRequest, OpenStream, ResponsePart, Run
@@ -253,12 +252,6 @@ def of_part(run: Run, response: Run, parameter: str, label: str) -> Run:
     captured = run.request.captured | given.captured
     request = dataclasses.replace(run.request, response_parameters=parameters, captured=captured, parts=given.parts)
     return Run(run.frame.copy(), request, response.deadline_ns, response.context, run.record)
-
-
-def with_own_request(run: Run, frame: Frame | None = None) -> Run:
-    """A run with a request that has its own stream and shares everything else."""
-    request = dataclasses.replace(run.request, stream=None)
-    return Run(run.frame if frame is None else frame, request, run.deadline_ns, run.context, run.record)
 
 
 async def close_streams(runs: Iterable[Run]) -> None:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from weft.base.core import CallContext, ParameterValue
@@ -163,6 +163,10 @@ class Run:
     def with_frame(self, frame: Frame) -> "Run":
         """A copy with another frame."""
         return Run(frame, self.request, self.deadline_ns, self.context, self.record)
+
+    def with_own_stream(self) -> "Run":
+        """A copy with a request that has its own stream and shares everything else."""
+        return Run(self.frame, replace(self.request, stream=None), self.deadline_ns, self.context, self.record)
 
     def with_record(self, record: NodeRecord) -> "Run":
         """A copy with another record."""

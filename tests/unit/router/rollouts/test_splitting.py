@@ -257,6 +257,40 @@ async def test_streams_are_compared_as_a_whole(mine: Any, theirs: Any, counted: 
     assert counted == dict(next(one.compared for one in runtime.step_counters if one.path.endswith("[copy]")))
 
 
+async def test_a_stream_that_a_client_leaves_ends_its_call_beside_a_shadow() -> None:
+    """Also where the node with the shadow is a step of another one."""
+    target = stream_target()
+    target.streams |= {"n": counting(1000), "m": counting(1)}
+    runtime = Runtime({"model": target})
+    graph = """node { name: "root" sequence { step { node: "in" } } }
+      node { name: "in" splitter { step { name: "n" model_name: "n" }
+        step { name: "copy" model_name: "m" shadow { percent: 100 } } } }"""
+    responses = stream_of(GraphExecutor(streaming(graph), runtime), target)
+    await anext(responses)
+    await responses.aclose()
+    assert ["n"] == target.cancelled
+    await asyncio.gather(*runtime.shadows._tasks)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_record_that_is_kept_holds_no_tensors(is_stream: bool) -> None:
+    """Those of a comparison are free when both sides have ended, also while a page shows the request."""
+    target, records = stream_target(), []
+    target.streams |= {"n": counting(3), "m": counting(3)}
+    runtime = Runtime({"model": target}, on_end=lambda plan, run, *rest: records.append(run.record))
+    first, second = "nm" if is_stream else ("old", "new")
+    graph = f"""node {{ name: "root" splitter {{ step {{ name: "n" model_name: "{first}" }}
+      step {{ name: "copy" model_name: "{second}" shadow {{ percent: 100 mirror_compare {{ }} }} }} }} }}"""
+    if is_stream:
+        await collected(stream_of(GraphExecutor(streaming(graph), runtime), target))
+    else:
+        await make.run(GraphExecutor(compiled(graph), runtime))
+    await asyncio.gather(*runtime.shadows._tasks)
+    (counters,) = (one for one in runtime.step_counters if one.path.endswith("[copy]"))
+    assert 1 == sum(counters.compared.values())
+    assert [()] == [one.watching for one in records]
+
+
 def floats(*values: float) -> WireTensor:
     return encode(np.asarray(values, np.float32))
 

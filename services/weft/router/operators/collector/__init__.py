@@ -20,7 +20,7 @@ from weft.language.types.signatures import TensorType
 from weft.router.operators.alternatives import AlternativesKind, only_branch
 from weft.router.operators.collector.pieces import DEFAULT_MAX_BYTES, NOTHING, CollectorSettings, Pieces
 from weft.router.steps.node import Node, NodeParts, OperatorPlan, StreamingNode
-from weft.router.steps.responses import close_streams, responses_of, with_own_request
+from weft.router.steps.responses import close_streams, responses_of
 from weft.router.steps.run import ResponsePart, Run
 from weft_protos import graph_pb2 as pb
 
@@ -78,7 +78,7 @@ class CollectorNode(StreamingNode):
 
     @override
     async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
-        own, pieces = with_own_request(run, run.frame.copy()), Pieces(self._settings)
+        own, pieces = run.with_frame(run.frame.copy()).with_own_stream(), Pieces(self._settings)
         own.request.is_collected = False
         part, latest = _PieceCount(pieces), own
         try:

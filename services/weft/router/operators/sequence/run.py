@@ -13,7 +13,7 @@ from weft.language.plan import THEN, Condition, Description, End, Flow, NodePlan
 from weft.language.pruning import pruned, steps_before
 from weft.router.reporting.path import NodeRecord
 from weft.router.steps.node import Node, NodeParts, OperatorPlan, PrunableNode
-from weft.router.steps.responses import NodeResponses, close_streams, responses_of, with_own_request
+from weft.router.steps.responses import NodeResponses, close_streams, responses_of
 from weft.router.steps.run import Run
 from weft.router.steps.step import Step
 from weft.router.tasks import Fork, in_order
@@ -278,7 +278,7 @@ class StagedPipeline(Pipeline):
 
     @override
     async def run(self, run: Run) -> None:
-        await NodeResponses(self.responses(with_own_request(run)), self._output_slots).open(run)
+        await NodeResponses(self.responses(run.with_own_stream()), self._output_slots).open(run)
 
     @override
     def responses(self, run: Run) -> AsyncGenerator[Run, None]:
