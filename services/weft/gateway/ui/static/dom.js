@@ -18,8 +18,9 @@ export const put = (node, ...content) => become(node, [...h("i", content).childN
 function become(node, wanted) {
   wanted.forEach((child, i) => {
     const own = node.childNodes[i];
+    if (own?.isEqualNode(child)) return; // of a large table most rows; a click on it does the same, too
     if (own?.nodeName !== child.nodeName) return own ? own.replaceWith(child) : node.append(child);
-    if (own instanceof Text) return own.data === child.data || (own.data = child.data);
+    if (own instanceof Text) return (own.data = child.data);
     for (const { name } of [...own.attributes])
       if (!["open", "style"].includes(name) && !child.hasAttribute(name)) own.removeAttribute(name);
     for (const { name, value } of child.attributes)
@@ -45,11 +46,12 @@ export const facts = (pairs) => {
   return h("dl", rows);
 };
 
+const FORMATS = [0, 1, 2, 3].map((digits) => new Intl.NumberFormat("en", { maximumFractionDigits: digits }));
 /** A number in few digits, "–" if it is not known. */
 export function num(value) {
   if (!Number.isFinite(value)) return "–";
   const digits = Number.isInteger(value) || Math.abs(value) >= 10 ? 0 : Math.abs(value) < 0.1 ? 3 : 1;
-  return value.toLocaleString("en", { maximumFractionDigits: digits });
+  return FORMATS[digits].format(value);
 }
 export const percent = (value) => (Number.isFinite(value) ? `${num(value * 100)} %` : "–");
 export const clock = (unixMs) => new Date(unixMs).toLocaleTimeString("en-GB");

@@ -31,27 +31,33 @@ export async function graphs(main, [name, version, ...step], signal) {
 }
 
 // The list is made once, so that the filter stays.
-let current;
+let [current, rows] = ["", []];
 const filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter graphs", oninput: drawList });
 const [found, items] = [h("small", { role: "status" }), h("ul")];
 const list = h("nav.list", { "aria-label": "Graphs" }, filter, found, items);
 on("state", drawList);
-on("tick", drawList);
+on("tick", drawRates);
 
 function drawList() {
   if (!list.isConnected) return;
-  const busy = new Map(latest.tick?.graphs.map((one) => [id(one), `${mark(one.errors)}${num(one.rate)}/s`]));
   const words = filter.value.toLowerCase().split(/\s+/);
   const all = latest.state.index.filter((one) => one.is_graph);
-  const rows = all.filter((one) => words.every((word) => id(one).toLowerCase().includes(word)));
+  rows = all.filter((one) => words.every((word) => id(one).toLowerCase().includes(word)));
   const row = (one) => {
     const state = one.state !== "READY" && h("b.bad", `▲ ${one.state} `);
     const name = h("span", state, one.name, " ", h("small", one.version));
     const link = { href: place(one), "aria-current": String(id(one) === current) };
-    return h("li", h("a", link, name, h("span.n", busy.get(id(one)) ?? "")));
+    return h("li", h("a", link, name, h("span.n")));
   };
   put(found, `${rows.length} of ${all.length} graphs`);
   put(items, rows.map(row));
+  drawRates();
+}
+
+/** Each second; of 1,000 rows a new list takes 100 ms. */
+function drawRates() {
+  const busy = new Map(latest.tick?.graphs.map((one) => [id(one), `${mark(one.errors)}${num(one.rate)}/s`]));
+  items.querySelectorAll(".n").forEach((node, i) => (node.textContent = busy.get(id(rows[i])) ?? ""));
 }
 
 function page(graph, path, signal) {
@@ -70,11 +76,7 @@ function page(graph, path, signal) {
       const own = rollouts.filter((one) => one.graph === graph.name);
       put(cards, own.map(rollout), Object.entries(Object.groupBy(arms, (arm) => arm.node)).map(bandit));
     }
-    if (step)
-      put(
-        side,
-        panel(step, now?.steps[step.path] ?? {}, modelOf(step), model, () => pick("")),
-      );
+    if (step) put(side, panel(step, now?.steps[step.path] ?? {}, modelOf(step), model, close));
   };
   const pick = async (path) => {
     const chosen = (step = graph.steps.find((one) => one.path === path));
@@ -90,6 +92,7 @@ function page(graph, path, signal) {
     model = told;
     draw();
   };
+  const close = () => pick("");
   const picture = new Picture(graph, pick);
   void pick(path);
   on("tick", draw, signal);
@@ -162,7 +165,7 @@ function rollout({ graph, node, candidate, phase, percent, step, num_steps, chan
     const press = () => control({ action, name: graph, node }, why && [`${action} ${candidate}?`, why, action]);
     return button(action, press, { disabled: !useless || action === useless });
   };
-  const sides = { candidate: now.candidate_arm, baseline: now.baseline_arm };
+  const sides = ["candidate", "baseline"].map((side) => ({ side, ...now[`${side}_arm`] }));
   return h("section", { "aria-label": `Rollout of ${candidate}` }, [
     h("h2", `Rollout of ${candidate} at ${node}`),
     h("p", [
@@ -171,10 +174,7 @@ function rollout({ graph, node, candidate, phase, percent, step, num_steps, chan
       h("meter", { max: 100, value: percent, "aria-hidden": "true" }),
     ]),
     h("p", [...new Set([now.verdict, ...now.history.toReversed()])].join("\n")),
-    table(
-      "Both sides",
-      Object.entries(sides).map(([side, arm]) => ({ side, ...arm })),
-    ),
+    table("Both sides", sides),
     table("Guards", now.guard),
     latest.state.actions.includes("rollout") &&
       h("menu", [

@@ -66,7 +66,7 @@ export function waterfall(steps, total = 0) {
   };
   const row = ({ path, start_ms, ms, status, model, version, target, batch, ...more }) => {
     const { fallback_of, queue_ms = 0, compute_ms = ms - queue_ms } = more;
-    const start = start_ms + Math.max(ms - queue_ms - compute_ms, 0) / 2; // the way there and back
+    const start = start_ms + (more.responses ? 0 : Math.max(ms - queue_ms - compute_ms, 0) / 2); // the way there and back
     const name = h("span", { title: path }, fallback_of ? `or ${path.split(">").at(-1)}` : path.split("/").at(-1));
     name.style.paddingInlineStart = `${path.split("/").length - 2}rem`;
     const notes = Object.entries(more)
@@ -109,11 +109,11 @@ export async function models(main, _, signal) {
   };
   const sheet = h("div.sheet");
   const draw = async () => {
-    const [machines, { model_stats: counts }] = await Promise.all(
-      ["ui/api/machines", "v2/models/stats"].map((path) => read(path, { signal })),
-    );
+    const paths = ["ui/api/machines", "v2/models/stats"];
+    const [machines, { model_stats: counts }] = await Promise.all(paths.map((path) => read(path, { signal })));
     const { index, actions } = latest.state;
     const allowed = Object.keys(QUESTIONS).filter((action) => actions.includes(action));
+    const menu = ({ name }) => allowed.length && { actions: h("menu", allowed.map(act(name))) };
     const graphs = new Set(index.filter((one) => one.is_graph).map((one) => one.name));
     const parts = {
       ...machines,
@@ -124,10 +124,7 @@ export async function models(main, _, signal) {
           version,
           executions: batch_stats.map((size) => [size.batch_size, size.compute_infer.count]),
         })),
-      "What is loaded": index.map((one) => ({
-        ...one,
-        ...(allowed.length && { actions: h("menu", allowed.map(act(one.name))) }),
-      })),
+      "What is loaded": index.map((one) => ({ ...one, ...menu(one) })),
     };
     const section = ([title, rows]) => rows.length > 0 && h("section", h("h2", title), table(title, rows, cells));
     put(sheet, h("h1", "Models and machines"), Object.entries(parts).map(section));
