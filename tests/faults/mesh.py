@@ -19,7 +19,7 @@ from tests.faults.load import Record
 from tests.faults.relay import Relay
 from tests.ports import free_port
 
-START_S = 60.0
+START_S = 120.0
 #: A second try for what fails, and a second call for what hangs.
 GRAPH = """
 name: "chain"
