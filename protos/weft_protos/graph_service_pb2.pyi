@@ -851,11 +851,13 @@ class ObserveRequest(_message.Message):
     REQUESTS_AFTER_UNIX_MS_FIELD_NUMBER: _builtins.int
     REQUEST_KEY_FIELD_NUMBER: _builtins.int
     requests_after_unix_ms: _builtins.float
-    """Latest requests of graphs that ended after this time are told, in milliseconds of the Unix epoch; 0: all that are
-    kept. The router begins to keep them when it is first asked, and stops when it is not asked for 10 s.
+    """Latest requests of graphs that ended after this time are told, at most 50 of each process, in milliseconds of the
+    Unix epoch; 0: all that are kept. The router begins to keep them when it is first asked, and stops when it is not asked for 10 s.
     """
     request_key: _builtins.str
-    """A kept request, which is told with its steps."""
+    """A kept request, which is told with its steps, and then those that were in a batch with it at a model's service; of
+    several routers behind one port only those at the router that had it.
+    """
     @_builtins.property
     def graph(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Graphs whose steps, latencies and bandits are told; those that are gone are left out."""
@@ -895,7 +897,7 @@ class ObserveResponse(_message.Message):
     @_builtins.property
     def count(self) -> _containers.RepeatedCompositeFieldContainer[Global___Observed]:
         """Every version of every graph, and every model that was called, by its name or by a step; steps of graphs that are
-        asked for. Of several entries of one the counts add up: each is of one process.
+        asked for. Of several entries of one the counts add up, as of several processes.
         """
 
     @_builtins.property
@@ -1121,7 +1123,7 @@ Global___ObservedRequest: _TypeAlias = ObservedRequest  # noqa: Y015
 
 @_typing.final
 class GraphPictureResponse(_message.Message):
-    """The picture as SVG, without a style; and what its boxes stand for."""
+    """The picture as SVG, and what its boxes stand for."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

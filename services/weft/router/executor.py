@@ -209,7 +209,8 @@ class GraphExecutor:
         scope.clock_ns = self._runtime.clock_ns
         is_traced = telemetry.is_enabled()
         headers = forwarded_headers(context.headers, is_traced=is_traced)
-        if self._runtime.takes_times(start_ns) or call.parameters.get(TRACE_PARAMETER) is True:
+        is_watched = self._runtime.on_end is not None and self._runtime.takes_times(start_ns)
+        if is_watched or call.parameters.get(TRACE_PARAMETER) is True:
             headers[TIMES_HEADER] = "1"
         request = GraphRequest(scope, headers, context, is_traced, captures=selection.captures)
         if self._runtime.is_pinning_allowed and ROUTE_HEADER in headers:

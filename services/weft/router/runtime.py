@@ -86,7 +86,7 @@ class Runtime:
 
     def takes_times(self, now_ns: int) -> bool:
         """Whether a request that somebody looks at asks models for their times: 20 a second do, after 50 at once."""
-        is_due = self.on_end is not None and self._timed_ns < now_ns
+        is_due = self._timed_ns < now_ns
         if is_due:
             self._timed_ns = max(self._timed_ns, now_ns - _TIMES_BURST_NS) + _TIMES_EVERY_NS
         return is_due

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 #: Widths of buckets in seconds: powers of two, so that their times are exact.
-_NARROWEST_S, _NARROW_S, _WIDE_S, _WIDER_S, _WIDEST_S = 1 / 1024, 1 / 128, 1 / 8, 2.0, 32.0
+NARROWEST_S, _NARROW_S, _WIDE_S, _WIDER_S, _WIDEST_S = 1 / 1024, 1 / 128, 1 / 8, 2.0, 32.0
 #: A timer may fire early by its resolution.
 _RESOLUTION_S = 0.0005
 
@@ -48,10 +48,10 @@ class Deadline:
 
 
 class DeadlineQueue:
-    """The deadlines of one server or channel; each expires on time or up to a millisecond late."""
+    """The deadlines of one server or channel; each expires on time or up to ``narrowest_s`` late."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, narrowest_s: float = NARROWEST_S) -> None:
+        self._loop, self._narrowest_s = loop, narrowest_s
         self._buckets: dict[float, dict[Deadline, None]] = {}
         self._times: list[float] = []  # a heap of the keys of the buckets
         self._timer: asyncio.TimerHandle | None = None
@@ -79,7 +79,7 @@ class DeadlineQueue:
         elif delay_s >= _NARROW_S:
             begin_s = when_s // _NARROW_S * _NARROW_S
         else:
-            begin_s = (when_s // _NARROWEST_S + 1.0) * _NARROWEST_S
+            begin_s = (when_s // self._narrowest_s + 1.0) * self._narrowest_s
         bucket = self._buckets.get(begin_s)
         if bucket is None:
             bucket = self._buckets[begin_s] = {}

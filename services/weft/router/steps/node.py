@@ -115,11 +115,12 @@ class ShadowedNode(StreamingNode):
         super().__init__(node.plan)
         self._node = node
         self._shadows = tuple(shadows)
+        self._streams = node.plan.streams
         self.is_sampled = isinstance(node, StreamingNode) and node.is_sampled
 
     @override
     async def run(self, run: Run) -> None:
-        if self.plan.streams:
+        if self._streams:
             await super().run(run)
             return
         for shadow in self._shadows:

@@ -123,7 +123,8 @@ class ObservedTarget(Target):
         self, call: InferCall, context: CallContext, version: str, start_ns: int, *, is_cached: bool = False
     ) -> None:
         if self._statistics is not None:
-            counters = _counters_of(self._statistics, call, version)
+            statistics = self._statistics
+            counters = statistics.get((call.model_name, version)) or _counters_of(statistics, call, version)
             count_answer(counters, call, context, start_ns, start_ns, is_cached=is_cached)
 
     def _failed(self, call: InferCall, error: BaseException, start_ns: int) -> None:

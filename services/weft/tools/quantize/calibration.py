@@ -156,12 +156,12 @@ class Predictions(NamedTuple):
         return float((self.greedy == other.greedy).double().mean())
 
 
-def evaluate(model: TransformerModel, rows: Sequence[torch.Tensor]) -> Predictions:
-    """Predict each token of each row from those before it."""
+def evaluate(model: TransformerModel, rows: Sequence[torch.Tensor], kv_dtype: torch.dtype | None = None) -> Predictions:
+    """Predict each token of each row from those before it; the KV cache has ``kv_dtype``, or that of computation."""
     total, greedy = 0.0, []
     for row in rows:
         step, num_blocks = sequence_input(len(row))
-        hidden = model.forward(row, kv=model.new_kv(num_blocks, BLOCK_SIZE, model.dtype), **step)
+        hidden = model.forward(row, kv=model.new_kv(num_blocks, BLOCK_SIZE, kv_dtype or model.dtype), **step)
         logits = model.logits(hidden[:-1])
         total += float(torch.nn.functional.cross_entropy(logits, row[1:], reduction="sum"))
         greedy.append(logits.argmax(1))
