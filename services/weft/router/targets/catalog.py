@@ -91,7 +91,8 @@ class ObservedTarget(Target):
         except (WeftError, asyncio.CancelledError) as error:
             self._failed(call, error, start_ns)
             raise
-        self._answered(call, context, result.model_version, start_ns, is_cached=result.is_cached)
+        if self._statistics is not None:
+            self._answered(self._statistics, call, context, result.model_version, start_ns, is_cached=result.is_cached)
         return result
 
     @override
@@ -109,7 +110,8 @@ class ObservedTarget(Target):
         except (WeftError, asyncio.CancelledError, GeneratorExit) as error:
             self._failed(call, error, start_ns)
             raise
-        self._answered(call, context, version, start_ns)
+        if self._statistics is not None:
+            self._answered(self._statistics, call, context, version, start_ns)
 
     @override
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
@@ -120,12 +122,17 @@ class ObservedTarget(Target):
         await self._target.close()
 
     def _answered(
-        self, call: InferCall, context: CallContext, version: str, start_ns: int, *, is_cached: bool = False
+        self,
+        statistics: dict[ModelVersion, ModelStatistics],
+        call: InferCall,
+        context: CallContext,
+        version: str,
+        start_ns: int,
+        *,
+        is_cached: bool = False,
     ) -> None:
-        if self._statistics is not None:
-            statistics = self._statistics
-            counters = statistics.get((call.model_name, version)) or _counters_of(statistics, call, version)
-            count_answer(counters, call, context, start_ns, start_ns, is_cached=is_cached)
+        counters = statistics.get((call.model_name, version)) or _counters_of(statistics, call, version)
+        count_answer(counters, call, context, start_ns, start_ns, is_cached=is_cached)
 
     def _failed(self, call: InferCall, error: BaseException, start_ns: int) -> None:
         if isinstance(error, WeftError) and error.code == "UNAVAILABLE":
