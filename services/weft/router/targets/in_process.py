@@ -53,10 +53,8 @@ class InProcessTarget(Target):
         try:
             if deadline_ns is None:
                 result = await self._core.infer(call, inner)
-            elif (left_s := (deadline_ns - self._clock_ns()) / 1e9) > 0:  # two calls fewer than by ``_in_time``
-                result = await self._deadlines.within(self._core.infer(call, inner), left_s, _passed)
             else:
-                raise _passed()
+                result = await self._in_time(lambda: self._core.infer(call, inner), deadline_ns)
         except BaseException as error:
             self._fail(error, call, inner, span, given_s, "{} did not answer")
             raise
